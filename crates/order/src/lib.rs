@@ -11,12 +11,16 @@
 
 extern crate alloc;
 
+#[cfg(test)]
+extern crate std;
+
 pub mod attribute;
 pub mod block_device;
 mod bytes;
 pub mod dispatch;
 pub mod engine;
 pub mod entry;
+pub mod following;
 pub mod gate;
 pub mod group;
 pub mod log_region;

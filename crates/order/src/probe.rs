@@ -329,6 +329,23 @@ named! {
         HoraeNotCopiedInDoubt = "horae-not-copied-in-doubt",
         /// Engine `horae` uses blocks of the prepare area again while they are being read.
         HoraeAreaReusedEarly = "horae-area-reused-early",
+        /// Engine `opimq` sends a dual-stream write with its own stream only.
+        OpimqFollowerNotNamed = "opimq-follower-not-named",
+        /// The follower's next group has the epoch of the dual-stream write, so it is not behind it.
+        OpimqFollowerNotBehind = "opimq-follower-not-behind",
+        /// Two dual-stream writes have opposite orders in their two streams.
+        OpimqSiblingsCrossed = "opimq-siblings-crossed",
+        /// A follower sends a group for another drive, or one that is sent apart, while a write that
+        /// it follows is not durable.
+        OpimqFollowedNotFlushed = "opimq-followed-not-flushed",
+        /// A dual-stream write is behind a FLUSH of its stream.
+        OpimqDualBehindFlush = "opimq-dual-behind-flush",
+        /// A stream names a follower that the drive's target does not know yet.
+        OpimqFollowerUnknown = "opimq-follower-unknown",
+        /// A group that a stream can't follow in the drive is not waited for.
+        FollowNotWaited = "follow-not-waited",
+        /// A stream goes on although a stream that it follows has failed.
+        FollowFailureIgnored = "follow-failure-ignored",
         /// Engine `none` reports groups as durable that are only complete.
         NoneNoFlush = "none-no-flush",
         /// Replays do not wait for reads.
@@ -342,8 +359,8 @@ named! {
     DispatchPlant {
         /// A write goes into the queue of its core, not of its epoch.
         EpochNotPinned = "epoch-not-pinned",
-        /// A dual-stream write is dispatched although its follower is in the middle of an epoch.
-        FollowerOpen = "follower-open",
+        /// The follower's next epoch has the number of the dual-stream write.
+        FollowerNotCounted = "follower-not-counted",
     }
 }
 
@@ -498,6 +515,17 @@ named! {
         HomeInTime = "home-in-time",
         /// Recovery copied redirected updates home.
         RedirectedCopied = "redirected-copied",
+        /// Engine `opimq` sent a dual-stream write.
+        OpimqDual = "opimq-dual",
+        /// A dual-stream write was more than one epoch.
+        OpimqDualOverlap = "opimq-dual-overlap",
+        /// A stream made a write durable that it follows before it went on to another drive, or with
+        /// a group that is sent apart.
+        OpimqFollowedFlush = "opimq-followed-flush",
+        /// A stream waited until a group of another stream was durable that it follows.
+        FollowWaited = "follow-waited",
+        /// A stream failed because a stream with which it shares a group had failed.
+        FollowFailed = "follow-failed",
         /// A volume fell back to engine `sync`, since a target could not run `rio`.
         FellBack = "fell-back",
         /// A volume without a log was forgotten to free its place for another.

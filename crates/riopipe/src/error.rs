@@ -453,6 +453,15 @@ pub enum SubmitErrorKind {
     /// The group has no writes, and is not durable.
     #[error("a group without writes has no meaning unless it is durable")]
     Empty,
+    /// The stream that is to [follow](crate::Group::follower) the group is not open in this process,
+    /// is being closed, has failed, or is the stream of the group itself.
+    #[error(
+        "stream {stream} can't follow the group: it must be another stream, open and not failed"
+    )]
+    NoFollower {
+        /// The stream that is to follow.
+        stream: StreamId,
+    },
     /// A write has no blocks, or does not lie within the volume.
     #[error("{blocks} blocks at {lba} do not lie within the volume's {volume} blocks")]
     OutOfRange {
@@ -500,6 +509,9 @@ pub enum Bound {
         /// The member, counted from 0.
         member: usize,
     },
+    /// The stream [follows](crate::Group::follower) a group of another stream, which is not durable
+    /// yet.
+    Followed,
 }
 
 impl fmt::Display for Bound {
@@ -510,6 +522,7 @@ impl fmt::Display for Bound {
             Self::PrepareArea { member } => {
                 write!(f, "the prepare area of member {member} is full")
             }
+            Self::Followed => f.write_str("a group that the stream follows is not durable yet"),
         }
     }
 }

@@ -102,6 +102,9 @@ pub enum FailureCause {
     /// Another stream's FLUSH of the same drive failed, so the unflushed writes of this stream on
     /// that drive may be lost (trap T22).
     SharedFlush,
+    /// A stream has failed with which this one shares a group that was not durable: one of the two
+    /// [follows](crate::Group::follower) the group of the other.
+    OtherStream,
     /// The target's log does not match the entries that this stream has sent to it (traps T18,
     /// T19).
     LogMismatch,
@@ -134,6 +137,7 @@ impl FailureCause {
             Cause::Disconnected => Self::Disconnected(absence),
             Cause::TimedOut => Self::TimedOut(absence),
             Cause::SharedFlush => Self::SharedFlush,
+            Cause::OtherStream => Self::OtherStream,
             Cause::LogMismatch => Self::LogMismatch,
             Cause::Changed => Self::Changed(absence.map(|absence| Box::new(absence.why))),
         }
@@ -143,7 +147,11 @@ impl FailureCause {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Write(_) | Self::Flush(_) | Self::SharedFlush | Self::Forget(_) => true,
+            Self::Write(_)
+            | Self::Flush(_)
+            | Self::SharedFlush
+            | Self::OtherStream
+            | Self::Forget(_) => true,
             Self::Disconnected(absence) | Self::TimedOut(absence) => {
                 let is_lost_for_good = absence.as_ref().is_some_and(|absence| absence.for_good);
                 !is_lost_for_good
@@ -171,6 +179,10 @@ impl fmt::Display for FailureCause {
             }
             Self::SharedFlush => f.write_str(
                 "another stream's FLUSH of the drive failed, so unflushed data there may be lost",
+            ),
+            Self::OtherStream => f.write_str(
+                "another stream has failed, which follows a group of this one, or has a group that \
+                 this one follows",
             ),
             Self::LogMismatch => f.write_str(
                 "the target's log does not match the entries that this stream has sent to it: it is \

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use riopipe_order::attribute::Seq;
+use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::engine::{Op, Place, Write};
 
 use crate::error::SubmitError;
@@ -19,6 +19,7 @@ pub struct Group<'a> {
     // The stream has the lists, so that staging a write moves only two words.
     stream: &'a mut Stream,
     tag: u64,
+    follower: Option<StreamId>,
 }
 
 impl Stream {
@@ -31,7 +32,7 @@ impl Stream {
 impl<'a> Group<'a> {
     fn new(stream: &'a mut Stream) -> Self {
         stream.unstage();
-        Self { stream, tag: 0 }
+        Self { stream, tag: 0, follower: None }
     }
 
     /// Adds a write of `data` at volume block `lba`.
@@ -66,6 +67,44 @@ impl<'a> Group<'a> {
         self
     }
 
+    /// Lets another stream of the same volume *follow* the group: of the groups that are submitted to
+    /// that stream later, none survives a crash without this group and all groups before it in its
+    /// own stream. If such a later group is durable, they are durable, too. The other stream must be
+    /// open, and may belong to another thread. [`Stream::id`] returns its id.
+    ///
+    /// A group has one follower; the last call counts. The group is sent at once.
+    ///
+    /// - With engine `opimq` no stream waits, if the drive can keep the order: the group is on one
+    ///   drive and has no discard, no earlier group of its stream waits or is being flushed, and the
+    ///   drive has answered the follower before.
+    /// - Otherwise, and with all other engines, the group is flushed, as a
+    ///   [durable](Self::submit_durable) one. Until it is durable, the follower takes no group:
+    ///   [`SubmitErrorKind::Full`] with [`Bound::Followed`](crate::Bound::Followed). So
+    ///   [`submit_or_wait`](Self::submit_or_wait) waits.
+    ///
+    /// If one of the two streams fails while the group is not durable, the other one fails, too
+    /// (promise P6), except a stream whose group is flushed: it goes on when only the follower fails.
+    ///
+    /// ```no_run
+    /// # fn log(mut data: riopipe::Stream, mut journal: riopipe::Stream)
+    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// use riopipe::Place;
+    ///
+    /// let (page, record) = (data.buf(4096)?, journal.buf(4096)?);
+    /// let follower = journal.id();
+    /// data.group().write(900, page, Place::InPlace).follower(follower).submit()?;
+    /// // The record is there only if the page is.
+    /// journal.group().write(0, record, Place::InPlace).submit_durable_or_wait(None)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// [`SubmitErrorKind::Full`]: crate::SubmitErrorKind::Full
+    pub fn follower(mut self, stream: StreamId) -> Self {
+        self.follower = Some(stream);
+        self
+    }
+
     /// Submits the group and returns its seq at once, without waiting. The group leaves with the
     /// stream's next [`send`](Stream::send), [`poll`](Stream::poll), [`wait`](Stream::wait), read
     /// or durable group, or when 64 groups have gathered ([all cases](Stream#when-bytes-leave)). So
@@ -74,7 +113,7 @@ impl<'a> Group<'a> {
     /// # Errors
     /// [`SubmitError`] with the buffers; no write was admitted.
     pub fn submit(self) -> Result<Seq, SubmitError> {
-        self.stream.submit_staged(self.tag, false)
+        self.stream.submit_staged(self.tag, self.follower, false)
     }
 
     /// Submits the group with a joint FLUSH of all drives that the stream has written since its
@@ -84,7 +123,7 @@ impl<'a> Group<'a> {
     /// # Errors
     /// [`SubmitError`] with the buffers; no write was admitted.
     pub fn submit_durable(self) -> Result<Seq, SubmitError> {
-        self.stream.submit_staged(self.tag, true)
+        self.stream.submit_staged(self.tag, self.follower, true)
     }
 
     /// As [`submit`](Self::submit). If the replay memory or a log is full, waits for space, for
@@ -97,7 +136,7 @@ impl<'a> Group<'a> {
     ///
     /// [`SubmitErrorKind::Full`]: crate::SubmitErrorKind::Full
     pub fn submit_or_wait(self, timeout: Option<Duration>) -> Result<Seq, SubmitError> {
-        self.stream.submit_staged_or_wait(self.tag, false, timeout)
+        self.stream.submit_staged_or_wait(self.tag, self.follower, false, timeout)
     }
 
     /// As [`submit_durable`](Self::submit_durable). If there is no space, waits for it as
@@ -106,6 +145,6 @@ impl<'a> Group<'a> {
     /// # Errors
     /// As [`submit_or_wait`](Self::submit_or_wait).
     pub fn submit_durable_or_wait(self, timeout: Option<Duration>) -> Result<Seq, SubmitError> {
-        self.stream.submit_staged_or_wait(self.tag, true, timeout)
+        self.stream.submit_staged_or_wait(self.tag, self.follower, true, timeout)
     }
 }

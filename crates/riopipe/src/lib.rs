@@ -132,6 +132,7 @@ mod create;
 mod create_error;
 mod error;
 mod failure;
+mod following;
 mod group;
 mod identity;
 mod info;

@@ -39,6 +39,7 @@ use crate::background::BackgroundThread;
 use crate::call_error::CallError;
 use crate::error::{OpenError, RecoverError};
 use crate::failure::Exhausted;
+use crate::following::{StreamHandles, shared_following};
 use crate::identity::ConnectOptions;
 use crate::info::{MemberInfo, OpeningState, Outlook, VolumeInfo};
 use crate::open_volume::{OpenVolume, Server};
@@ -489,6 +490,7 @@ fn open_volume(
     let checks_ownership = (request.check_ownership || cfg!(debug_assertions)) && has_logs;
     let servers = (0..targets.len()).map(|index| managed_server(&targets, index, &opened, request));
     let servers = servers.collect();
+    let stream_handles = StreamHandles::default();
     Arc::new(OpenVolume {
         name: info.name.clone(),
         id: info.id,
@@ -498,6 +500,8 @@ fn open_volume(
         read_barrier: ReadBarrier::new(opened.topology.servers().len()),
         stream_numbers: Arc::default(),
         redirections: Arc::default(),
+        following: shared_following(&stream_handles),
+        stream_handles,
         opening_config: opened.opening_config(),
         nsids: members.namespaces.iter().map(|namespace| namespace.nsid).collect(),
         topology: opened.topology,

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use riopipe_metrics::Start;
 use riopipe_order::attribute::{Member, Seq, StreamId, VolumeId};
 use riopipe_order::engine::EngineKind;
+use riopipe_order::following::SharedFollowing;
 use riopipe_order::topology::Topology;
 use riopipe_session::initiator::opening::OpeningConfig;
 use riopipe_session::initiator::stream::{FlushFailures, ReadBarrier, SharedRedirections};
@@ -16,6 +17,7 @@ use riopipe_session::stages::Stages;
 
 use crate::addr::{MemberAddr, TargetAddr};
 use crate::error::StreamError;
+use crate::following::StreamHandles;
 use crate::identity::ConnectOptions;
 use crate::info::VolumeInfo;
 use crate::lock::lock;
@@ -54,6 +56,10 @@ pub(crate) struct OpenVolume {
     pub(crate) stream_numbers: Arc<StreamNumbers>,
     /// The blocks that its streams have redirected.
     pub(crate) redirections: Arc<LockedRedirections>,
+    /// The groups that other streams follow.
+    pub(crate) following: Arc<SharedFollowing>,
+    /// The handles by which a stream wakes another one that follows it.
+    pub(crate) stream_handles: StreamHandles,
     /// Checks the declarations of the caller about blocks (traps T11, T15). `None` unless the
     /// options or a debug build require it.
     pub(crate) ownership_checker: Option<Mutex<BlockOwnershipChecker>>,

@@ -39,6 +39,7 @@ pub(crate) fn start(
     handle: &Arc<StreamHandle>,
 ) -> Result<StreamShell, StreamError> {
     let spec = stream_spec(volume, stream, qids, options);
+    volume.stream_handles.add(stream, handle);
     run_start(volume, spec, volume.connect_options.timeout, handle)
 }
 
@@ -115,6 +116,7 @@ impl<'a> StartRun<'a> {
             read_barrier: Arc::clone(&volume.read_barrier),
             stream_numbers: Arc::clone(&volume.stream_numbers),
             redirections: Arc::<LockedRedirections>::clone(&volume.redirections),
+            following: Arc::clone(&volume.following),
         };
         let begun = now_ns();
         Self {

@@ -390,6 +390,11 @@ impl StreamShell {
         let mut waiters = self.handle().published_marks.record_end(end);
         self.due_wakers.append(&mut waiters);
         self.failure = Some(Box::new(failure.clone()));
+        // The driver may have dropped connections. No later round of the stream may come.
+        self.driver.check_connections(now_ns());
+        while let Some(event) = self.driver.next_event() {
+            self.handle_event(event);
+        }
         failure
     }
 

@@ -3,6 +3,8 @@
 
 mod stream_rig;
 
+use std::sync::Arc;
+
 use peer::target::{Command, Page, Script};
 use riopipe_nvme::command::Status;
 use riopipe_order::attribute::{Seq, StreamId};
@@ -16,17 +18,19 @@ use riopipe_session::initiator::stream_driver::{
 };
 use riopipe_session::stages::{ONE_IN, Stage};
 use riopipe_testkit::peer;
-use std::sync::Arc;
 use stream_rig::{BIND, LIST, LOSS, MARK, MS, Piece, Shape, TIMEOUT, all, block, log, new_queue};
-use stream_rig::{Redirected, shared, status, write};
+use stream_rig::{status, write};
 
 const FLUSH_NS: u64 = 1000 * MS;
 const START_NS: u64 = 10_000 * MS;
 const FLUSH: u8 = 0x00;
 const READ: u8 = 0x02;
 
+fn stream_shared(shape: &Shape) -> StreamShared {
+    stream_rig::stream_shared(shape, &Arc::default())
+}
+
 fn start(shape: &Shape, now: u64) -> StreamStart<Piece> {
-    let (flush_failures, read_barrier) = shared(shape);
     let spec = StreamSpec {
         config: shape.config(3, 1),
         topology: shape.topology(),
@@ -35,10 +39,7 @@ fn start(shape: &Shape, now: u64) -> StreamStart<Piece> {
         qids: (0..shape.servers()).map(|server| 5 + server).collect(),
         reads_only: false,
     };
-    let redirections = Arc::<Redirected>::default();
-    let stream_numbers = Arc::default();
-    let shared = StreamShared { flush_failures, read_barrier, stream_numbers, redirections };
-    StreamStart::new(spec, shared, START_NS, now)
+    StreamStart::new(spec, stream_shared(shape), START_NS, now)
 }
 
 /// Connects the start to every server.
@@ -544,7 +545,6 @@ fn a_read_is_given_up_at_its_deadline_and_what_comes_late_is_dropped() {
 fn a_reader_binds_nothing_and_asks_again_on_its_next_connection() {
     let shape = Shape::of(1, false);
     let mut now = 1 << 40;
-    let (flush_failures, read_barrier) = shared(&shape);
     let mut config = shape.config(1 << 15, 1);
     (config.engine, config.start) = (EngineKind::None, Seq::ZERO);
     let spec = StreamSpec {
@@ -555,9 +555,7 @@ fn a_reader_binds_nothing_and_asks_again_on_its_next_connection() {
         qids: vec![5],
         reads_only: true,
     };
-    let redirections = Arc::<Redirected>::default();
-    let stream_numbers = Arc::default();
-    let shared = StreamShared { flush_failures, read_barrier, stream_numbers, redirections };
+    let shared = stream_shared(&shape);
     let mut start = StreamStart::new(spec, shared, START_NS, now);
     connect(&mut start, &shape, now);
     let (mut scripts, mut read) = (vec![Script::default()], vec![]);

@@ -17,6 +17,7 @@ mod coincidence;
 mod engines;
 mod extensions;
 mod file_system;
+mod followers;
 mod foreign;
 mod records;
 
@@ -53,7 +54,8 @@ const UNREACHABLE: u64 = 17;
 const ENGINES: u64 = 0x656e_6769_6e65_7300;
 
 /// The way in which the scenario of a seed is drawn, if the volume is to have this engine. There are
-/// no scenarios with a coincidence among them, since each of those was made for one engine.
+/// no scenarios with a coincidence among them, since each of those was made for one engine, except
+/// those with dual-stream writes of engine `opimq`.
 #[must_use]
 pub fn draw_with(engine: Engine) -> fn(u64) -> Scenario {
     match engine {
@@ -62,7 +64,10 @@ pub fn draw_with(engine: Engine) -> fn(u64) -> Scenario {
         Engine::Linux => |seed| general(seed, Some(Engine::Linux)),
         Engine::Horae => |seed| general(seed, Some(Engine::Horae)),
         Engine::Barrier => |seed| general(seed, Some(Engine::Barrier)),
-        Engine::Opimq => |seed| general(seed, Some(Engine::Opimq)),
+        Engine::Opimq => |seed| {
+            let duals = followers::draw(seed, true);
+            duals.unwrap_or_else(|| general(seed, Some(Engine::Opimq)))
+        },
         Engine::None => |seed| general(seed, Some(Engine::None)),
     }
 }
@@ -73,7 +78,8 @@ pub fn draw(seed: u64) -> Scenario {
     let special = foreign::draw(seed)
         .or_else(|| extensions::draw(seed))
         .or_else(|| records::draw(seed))
-        .or_else(|| coincidence::draw(seed));
+        .or_else(|| coincidence::draw(seed))
+        .or_else(|| followers::draw(seed, false));
     special.unwrap_or_else(|| general(seed, None))
 }
 
@@ -133,6 +139,7 @@ fn general(seed: u64, engine: Option<Engine>) -> Scenario {
     choose_models(&mut scenario.machines, &mut Rng::new(seed ^ MODELS));
     engines::choose_models(&mut scenario, &mut Rng::new(seed ^ DRIVE_ORDERS));
     extensions::choose(&mut scenario, &mut Rng::new(seed ^ EXTENSIONS));
+    followers::choose(&mut scenario, seed);
     scenario
 }
 

@@ -185,6 +185,9 @@ const DRIVE_PLANTS: &[drive_probe::Plant] = &[
     drive_probe::Plant::EpochEndedEarly,
     drive_probe::Plant::BarrierPassesHeldWrite,
     drive_probe::Plant::CompletedUnmapped,
+    drive_probe::Plant::DualMappedByOneStream,
+    drive_probe::Plant::SiblingForgotten,
+    drive_probe::Plant::SiblingsMappedTwice,
 ];
 
 /// A planted bug: the removed defence of the cluster, of its drives, or of a file system on it.

@@ -207,6 +207,16 @@ pub enum Op {
         #[serde(default, skip_serializing_if = "core::ops::Not::not")]
         durable: bool,
     },
+    /// Submits a group that another stream follows.
+    Followed {
+        /// The writes of the group.
+        writes: Vec<WriteOp>,
+        /// Whether it ends with a joint FLUSH.
+        #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+        durable: bool,
+        /// The other stream.
+        follower: u16,
+    },
     /// Waits until everything submitted is durable.
     WaitDurable,
     /// Waits until everything submitted is complete.

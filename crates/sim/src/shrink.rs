@@ -104,6 +104,9 @@ impl Shrinker<'_> {
                 self.take_step(at, Op::Append(bytes, 1));
                 self.take_step(at, Op::Append(bytes / 8, records));
             }
+            if let Op::Followed { writes, durable, .. } = self.best.steps[at].op.clone() {
+                self.take_step(at, Op::Group { writes, durable });
+            }
             let Op::Group { writes, durable } = self.best.steps[at].op.clone() else { continue };
             for write in 0..writes.len() {
                 let mut fewer = writes.clone();

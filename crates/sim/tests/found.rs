@@ -25,6 +25,7 @@
 //! - A fenced owner released the volume (119177029109668, P5).
 //! - A FLUSH of a plain host, or the answer to its write, arrived when the volume had another owner
 //!   (76967645889918, P5).
+//! - A block that had failed kept a content that its drive had lost (96061337537901, P1).
 //!
 //! Two were faults of the log of records: 134 (P8) and 274556666692902569 (P2).
 

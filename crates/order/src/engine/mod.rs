@@ -36,10 +36,12 @@ pub mod sync;
 mod window;
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 
 use crate::attribute::{Attribute, Flags, Kind, Member, Seq};
+use crate::following::{FollowWay, SharedFollowing};
 use crate::topology::{Extent, PreparePart, Topology};
 use crate::write_order::{EpochId, WriteOrder};
 
@@ -292,6 +294,9 @@ pub enum Cause {
     LogMismatch,
     /// The target came back, and its log or a drive is another one than before (trap T27).
     Changed,
+    /// A stream has failed with which this one shares a group that is not durable: the group has
+    /// this stream as its follower, or is of this stream and has the other one as its follower.
+    OtherStream,
 }
 
 /// The first failure of a stream. It poisons the stream: no later group is reported complete
@@ -324,6 +329,9 @@ pub enum Bound {
         /// The drive.
         member: Member,
     },
+    /// The stream follows a group of another one, which is not durable yet
+    /// ([`FollowWay::Waits`]).
+    Followed,
 }
 
 /// Why a group is refused. A refused group changes nothing.
@@ -337,6 +345,8 @@ pub enum Refusal {
     TooManyEntries,
     /// The group has no writes and is not to be durable, so it has no meaning.
     Empty,
+    /// The follower of the group is not open, is being closed, has failed, or is the stream itself.
+    NoFollower,
     /// The stream has failed.
     Poisoned(Failure),
 }
@@ -355,6 +365,35 @@ pub trait Engine<P: Payload>: base::HasBase<P> {
     /// # Errors
     /// [`Refusal`] names the bound that the group exceeds, or the failure of the stream.
     fn admit(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal>;
+
+    /// Admits a group that a stream with this [number](Limits::stream_number) follows, and returns
+    /// how it does. The follower is one of the streams that [share](Self::share) their state.
+    ///
+    /// # Errors
+    /// As [`admit`](Self::admit).
+    fn admit_followed(
+        &mut self,
+        writes: &mut [Write<P>],
+        tag: u64,
+        durable: bool,
+        follower: u16,
+    ) -> Result<(Seq, FollowWay), Refusal> {
+        let _ = (follower, durable);
+        // The follower waits until the group is durable.
+        self.admit(writes, tag, true).map(|seq| (seq, FollowWay::Waits))
+    }
+
+    /// Gives the engine the state that all streams of the volume share. It is called once, before
+    /// any other call.
+    fn share(&mut self, following: &Arc<SharedFollowing>) {
+        let _ = following;
+    }
+
+    /// Notes whether the owner closes the stream. Then the engine makes durable what the stream
+    /// follows, before it is [idle](Self::is_idle).
+    fn set_closing(&mut self, is_closing: bool) {
+        let _ = is_closing;
+    }
 
     /// Checks whether a group of one write of `blocks` blocks at volume block `lba` fits into all
     /// bounds once nothing else is in flight. With `durable`, the group is durable, and each drive

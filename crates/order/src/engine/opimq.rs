@@ -17,6 +17,9 @@
 //!   epoch stays in the queue of the core on which it began ([`EpochPinning`]).
 //! - *Durability.* FLUSH(stream, epoch) is sent at once. The drive ends it when all earlier epochs
 //!   have arrived and are durable.
+//! - *Followers.* The writes of a group with a follower are dual-stream writes: they have an epoch of
+//!   the follower, too ([`EpochNumbers`](crate::dispatch::epoch_numbers)). Both numbers are taken when
+//!   the group is admitted, so groups that the follower admits later have later epochs.
 //! - *Other drives* (ours). A drive knows no epochs of another one. So a group that is for another
 //!   drive than the groups before it waits until they are durable.
 //! - *Groups apart* (ours). A group on several drives, or with a discard, which drives take only
@@ -24,6 +27,7 @@
 //!   is flushed. The group behind it waits for that.
 
 use alloc::collections::VecDeque;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::base::{Base, has_base};
@@ -33,7 +37,9 @@ use super::{
     Write,
 };
 use crate::attribute::{Kind, Member, Seq};
-use crate::dispatch::epoch_pinning::{EpochPinning, NextWrite};
+use crate::dispatch::epoch_numbers::{EpochNumbers, Taken};
+use crate::dispatch::epoch_pinning::EpochPinning;
+use crate::following::{FollowWay, Following, OwnFollowing, SharedFollowing};
 use crate::probe::{self, Plant, Rare};
 use crate::topology::Topology;
 use crate::write_order::{DriveOrder, EpochId, EpochWrite, WriteOrder};
@@ -54,10 +60,10 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
     queues_per_server: QUEUES_PER_SERVER,
 };
 
-/// The most epochs from the oldest with a command in flight to the newest. A command has the lower
-/// 16 bits of an epoch only. A drive finds the epoch by its distance from the one that is mapped
-/// next, which must stay below 2^15. The tables of the drive take their part of that.
-const EPOCHS_MAX: usize = 1 << 13;
+/// The tag of a FLUSH that covers what the stream follows, and perhaps none of its own groups.
+const FOLLOWED: u64 = 1;
+/// The number of an epoch that a request does not have yet. It names no stream.
+const NOT_NUMBERED: EpochId = EpochId { stream: 0, epoch: 0 };
 
 /// The `opimq` engine of one stream.
 #[derive(Debug)]
@@ -67,8 +73,10 @@ pub struct Opimq<P> {
     stream: u16,
     /// The core on which the caller runs.
     core: u32,
-    /// The epochs of the stream on each drive.
-    epochs: Vec<EpochPinning>,
+    /// The queue of the stream's epoch on each drive.
+    pins: Vec<EpochPinning>,
+    /// The epochs of the stream, and of those that follow it or that it follows.
+    following: Shared,
     /// The groups that wait until the groups before them are durable, oldest first.
     waiting: VecDeque<Group>,
     /// The drive of the groups that were sent last. `None`: the last group was sent apart, or none
@@ -76,7 +84,12 @@ pub struct Opimq<P> {
     drive: Option<Member>,
     /// The group that is sent apart.
     apart: Option<Apart>,
-    in_flight: EpochsInFlight,
+    /// The number of FLUSHes(stream, epoch) that are queued or in flight.
+    flush_count: u32,
+    /// Whether one of them has the tag [`FOLLOWED`].
+    is_flushing_followed: bool,
+    /// Whether the stream is being closed. Then it makes durable what it follows.
+    is_closing: bool,
     /// The last group that was sent.
     sent: Seq,
     /// The last group that the caller wants durable.
@@ -107,46 +120,23 @@ struct Apart {
     is_flushing: bool,
 }
 
-/// The epochs with commands in flight on the present drive.
-#[derive(Debug, Default)]
-struct EpochsInFlight {
-    /// The lower 16 bits of the number of the first epoch in `counts`.
-    first: u16,
-    /// The number of commands in flight of each epoch. A FLUSH counts in the epoch before which it
-    /// covers everything.
-    counts: VecDeque<u32>,
+/// The state that the streams of a volume share, or that of a stream alone.
+#[derive(Debug)]
+enum Shared {
+    Alone(OwnFollowing),
+    Volume(Arc<SharedFollowing>),
 }
 
-impl EpochsInFlight {
-    fn index(&self, epoch: u16) -> usize {
-        usize::from(epoch.wrapping_sub(self.first))
+impl Shared {
+    fn with<R>(&mut self, act: impl FnOnce(&mut Following) -> R) -> R {
+        match self {
+            Self::Alone(following) => following.with(act),
+            Self::Volume(following) => following.with(act),
+        }
     }
 
-    /// Whether a command of this epoch may be sent.
-    fn has_space(&self, epoch: u16) -> bool {
-        self.counts.is_empty() || self.index(epoch) < EPOCHS_MAX
-    }
-
-    fn add(&mut self, epoch: u16) {
-        if self.counts.is_empty() {
-            self.first = epoch;
-        }
-        let index = self.index(epoch);
-        if self.counts.len() <= index {
-            self.counts.resize(index + 1, 0);
-        }
-        self.counts[index] += 1;
-    }
-
-    fn remove(&mut self, epoch: u16) {
-        let index = self.index(epoch);
-        if let Some(count) = self.counts.get_mut(index) {
-            *count = count.saturating_sub(1);
-        }
-        while self.counts.front() == Some(&0) {
-            self.counts.pop_front();
-            self.first = self.first.wrapping_add(1);
-        }
+    fn epochs<R>(&mut self, member: Member, act: impl FnOnce(&mut EpochNumbers) -> R) -> R {
+        self.with(|following| act(following.epochs(member)))
     }
 }
 
@@ -155,16 +145,19 @@ impl<P: Payload> Opimq<P> {
     #[must_use]
     pub fn new(topology: Topology, limits: Limits) -> Self {
         let stream = limits.stream_number;
-        let mut pinning = EpochPinning::default();
-        pinning.start(stream, 0);
+        let mut following = Shared::Alone(OwnFollowing::default());
+        start_epochs(&mut following, &topology, stream);
         Self {
             stream,
             core: 0,
-            epochs: topology.members().iter().map(|_| pinning.clone()).collect(),
+            pins: topology.members().iter().map(|_| EpochPinning::default()).collect(),
+            following,
             waiting: VecDeque::new(),
             drive: None,
             apart: None,
-            in_flight: EpochsInFlight::default(),
+            flush_count: 0,
+            is_flushing_followed: false,
+            is_closing: false,
             sent: limits.start,
             wanted: limits.start,
             flush_sent: limits.start,
@@ -174,23 +167,27 @@ impl<P: Payload> Opimq<P> {
         }
     }
 
-    /// Gives each request of the shaped group its place in the order of the drive. The numbers of
-    /// the epochs follow when the requests are sent.
-    fn divide_into_epochs(&mut self) {
+    /// Gives each request of the shaped group its place in the order of the drive. With a follower
+    /// the writes are dual-stream writes. The numbers of the epochs are taken later.
+    fn divide_into_epochs(&mut self, follower: Option<u16>) {
         let overlaps =
             self.base.has_overlap() && !probe::is_bug_planted(Plant::OpimqOverlapInEpoch);
-        let Self { base, stream, .. } = self;
+        let follower = follower.map(|stream| EpochId { stream, epoch: 0 });
+        let Self { base, .. } = self;
         let mut end = 0;
         for index in 0..base.shaped.len() {
             let request = base.requests.get_mut(base.shaped[index]);
-            let own = EpochId { stream: *stream, epoch: 0 };
             let barrier = index + 1 == base.shaped.len();
-            request.order = WriteOrder::Epochs(EpochWrite { own, follower: None, barrier });
+            let order = EpochWrite { own: NOT_NUMBERED, follower, barrier };
+            request.order = WriteOrder::Epochs(order);
             let lba = request.lba;
             let request_end = lba + u64::from(request.blocks);
             // Where writes overlap, each epoch has writes in the order of their blocks.
             if overlaps && index > 0 && lba < end {
                 probe::count_rare(Rare::OpimqOverlap);
+                if follower.is_some() {
+                    probe::count_rare(Rare::OpimqDualOverlap);
+                }
                 let last = base.requests.get_mut(base.shaped[index - 1]);
                 if let WriteOrder::Epochs(order) = &mut last.order {
                     order.barrier = true;
@@ -206,23 +203,110 @@ impl<P: Payload> Opimq<P> {
         self.base.topology.member(member).volatile && !probe::is_bug_planted(Plant::OpimqNoFlush)
     }
 
+    /// Admits a group. With a follower it also returns how that follows the group.
+    fn admit_group(
+        &mut self,
+        writes: &mut [Write<P>],
+        tag: u64,
+        durable: bool,
+        follower: Option<u16>,
+    ) -> Result<(Seq, FollowWay), Refusal> {
+        let (seq, bytes) = self.base.shape_and_number(writes, tag, durable)?;
+        let place = self.base.place_of_shaped();
+        let dual = follower.filter(|follower| self.can_be_dual(seq, place, *follower));
+        if let GroupPlace::Drive(_) = place {
+            let is_named = !probe::is_bug_planted(Plant::OpimqFollowerNotNamed);
+            self.divide_into_epochs(dual.filter(|_| is_named));
+        }
+        self.base.window.add_group(self.base.shaped.len() as u32, false, bytes);
+        let mut requests = self.spare_lists.pop().unwrap_or_default();
+        requests.append(&mut self.base.shaped);
+        self.waiting.push_back(Group { seq, place, requests });
+        // The follower waits until the group is durable.
+        let is_awaited = follower.is_some() && dual.is_none();
+        if durable || is_awaited {
+            self.wanted = self.wanted.max(seq);
+        }
+        self.send_waiting();
+        self.flush_if_due();
+        let (Some(_), GroupPlace::Drive(member)) = (dual, place) else {
+            return Ok((seq, FollowWay::Waits));
+        };
+        probe::count_rare(Rare::OpimqDual);
+        self.number_queued(member);
+        Ok((seq, FollowWay::Dual))
+    }
+
+    /// Whether the writes of the shaped group can be dual-stream writes: they go to one drive, which
+    /// knows the follower, behind groups of the stream that do not wait to be sent.
+    ///
+    /// No FLUSH is before them. A target may keep back its answer until other FLUSHes of the drive
+    /// have ended (trap T29), and so its place in the queue. One of those may be the follower's, and
+    /// may wait for these writes.
+    fn can_be_dual(&mut self, seq: Seq, place: GroupPlace, follower: u16) -> bool {
+        let GroupPlace::Drive(member) = place else { return false };
+        let unflushed = self.unflushed_drive();
+        let has_flush = self.flush_count > 0 && !probe::is_bug_planted(Plant::OpimqDualBehindFlush);
+        let is_sent_at_once = self.waiting.is_empty()
+            && !has_flush
+            && (self.is_first(seq, unflushed) || self.continues(place, unflushed));
+        // Each request that has no number yet may begin an epoch.
+        let server = usize::from(self.base.topology.member(member).server);
+        let epochs = self.base.queues[server].len() + self.base.shaped.len();
+        let stream = self.stream;
+        is_sent_at_once
+            && self.following.epochs(member, |numbers| {
+                let is_known = numbers.is_known(follower)
+                    || probe::is_bug_planted(Plant::OpimqFollowerUnknown);
+                is_known && numbers.has_space(stream, epochs) && numbers.has_space(follower, epochs)
+            })
+    }
+
+    /// A drive with writes of other streams that this one follows, and that none of its FLUSHes
+    /// covers: another one than the present drive, if there is such a one.
+    fn unflushed_drive(&mut self) -> Option<Member> {
+        if probe::is_bug_planted(Plant::OpimqFollowedNotFlushed) {
+            return None;
+        }
+        let (stream, present) = (self.stream, self.drive);
+        self.following.with(|following| following.unflushed_drive(stream, present))
+    }
+
+    /// Whether everything before group `seq` is durable, also what the stream follows.
+    fn is_first(&self, seq: Seq, unflushed: Option<Member>) -> bool {
+        self.base.window.durable().next() >= seq && unflushed.is_none()
+    }
+
+    /// Whether a group at this place may follow what was sent last without a wait.
+    fn continues(&self, place: GroupPlace, unflushed: Option<Member>) -> bool {
+        match place {
+            GroupPlace::Drive(member) => {
+                self.drive == Some(member) && unflushed.is_none_or(|other| other == member)
+            }
+            GroupPlace::Unordered => false,
+            // A group without writes is durable with the FLUSH of the present drive.
+            GroupPlace::Nowhere => {
+                let is_flushed = |other| self.drive == Some(other) && self.is_volatile(other);
+                self.apart.is_none() && unflushed.is_none_or(is_flushed)
+            }
+        }
+    }
+
     /// Sends the waiting groups that may be sent now.
     fn send_waiting(&mut self) {
         while let Some(group) = self.waiting.front()
             && self.base.failure.is_none()
         {
             let (seq, place) = (group.seq, group.place);
-            let is_first = self.base.window.durable().next() >= seq;
-            let continues = match place {
-                GroupPlace::Drive(member) => self.drive == Some(member),
-                GroupPlace::Unordered => false,
-                GroupPlace::Nowhere => self.apart.is_none(),
-            };
-            if !is_first && !continues && !probe::is_bug_planted(Plant::OpimqSwitchEarly) {
+            let unflushed = self.unflushed_drive();
+            let is_first = self.is_first(seq, unflushed);
+            let may_be_sent = is_first || self.continues(place, unflushed);
+            if !may_be_sent && !probe::is_bug_planted(Plant::OpimqSwitchEarly) {
                 probe::count_rare(Rare::OpimqSwitch);
                 // The group before this one ends the part that must be durable.
                 self.wanted = self.wanted.max(Seq(seq.0 - 1));
                 self.flush_if_due();
+                self.flush_followed(unflushed);
                 return;
             }
             let Some(Group { mut requests, .. }) = self.waiting.pop_front() else { return };
@@ -273,15 +357,28 @@ impl<P: Payload> Opimq<P> {
             // What is complete is durable.
             return;
         }
+        self.add_flush_of_epochs(member, 0);
+        self.flush_sent = self.sent;
+    }
+
+    /// Queues a FLUSH(stream, epoch). It gets the number of the epoch when it is sent.
+    fn add_flush_of_epochs(&mut self, member: Member, tag: u64) {
         debug_assert!(self.base.shaped.is_empty());
-        self.base.add_flush(member, self.sent, 0);
+        self.flush_count += 1;
+        self.base.add_flush(member, self.sent, tag);
         for index in 0..self.base.shaped.len() {
             let id = self.base.shaped[index];
-            let stream = self.stream;
-            self.base.request_mut(id).flush_before = Some(EpochId { stream, epoch: 0 });
+            self.base.request_mut(id).flush_before = Some(NOT_NUMBERED);
         }
-        self.flush_sent = self.sent;
         self.base.enqueue();
+    }
+
+    /// Makes durable what the stream follows on a drive.
+    fn flush_followed(&mut self, unflushed: Option<Member>) {
+        let Some(member) = unflushed.filter(|_| !self.is_flushing_followed) else { return };
+        probe::count_rare(Rare::OpimqFollowedFlush);
+        self.is_flushing_followed = true;
+        self.add_flush_of_epochs(member, FOLLOWED);
     }
 
     /// Moves the durable mark.
@@ -321,22 +418,14 @@ impl<P: Payload> Opimq<P> {
         self.flush_sent = self.flush_sent.max(seq);
     }
 
-    /// The queue into which the request goes next, or `None` if it must wait.
-    fn queue_of(&self, id: RequestId) -> Option<usize> {
+    /// The queue into which the request goes next.
+    fn queue_of(&self, id: RequestId) -> usize {
         let request = self.base.request(id);
-        let core_queue = self.core_queue();
-        let epochs = &self.epochs[usize::from(request.member.0)];
-        match (request.order, request.flush_before) {
-            (WriteOrder::Epochs(_), _) | (_, Some(_)) => {
-                let next = epochs.next_epoch(self.stream).epoch;
-                let has_space = self.in_flight.has_space(next);
-                let queue = match request.order {
-                    WriteOrder::Epochs(_) => epochs.queue_of(self.stream, core_queue),
-                    _ => core_queue,
-                };
-                has_space.then_some(queue)
+        match request.order {
+            WriteOrder::Epochs(_) => {
+                self.pins[usize::from(request.member.0)].queue_of(self.core_queue())
             }
-            _ => Some(core_queue),
+            _ => self.core_queue(),
         }
     }
 
@@ -345,31 +434,110 @@ impl<P: Payload> Opimq<P> {
         self.core as usize % usize::from(QUEUES_PER_SERVER)
     }
 
-    /// Gives a request that is sent now the numbers of its epochs. Returns whether that was
-    /// possible.
-    fn number_epochs(&mut self, id: RequestId) -> bool {
-        let (core_queue, stream) = (self.core_queue(), self.stream);
-        let request = self.base.requests.get_mut(id);
-        let epochs = &mut self.epochs[usize::from(request.member.0)];
-        match &mut request.order {
-            WriteOrder::Epochs(order) => {
-                let is_last = order.barrier;
-                let next = NextWrite { stream, follower: None, is_last, core_queue };
-                let Ok(pinned) = epochs.dispatch(next) else { return false };
-                *order = pinned.order;
-                self.in_flight.add(pinned.order.own.epoch);
-                if pinned.queue != core_queue {
-                    probe::count_rare(Rare::OpimqPinned);
-                }
+    /// Takes the numbers of all epochs that are queued for a drive and have none.
+    fn number_queued(&mut self, member: Member) {
+        let server = usize::from(self.base.topology.member(member).server);
+        let mut index = 0;
+        while index < self.base.queues[server].len() {
+            index = self.number(server, index);
+        }
+    }
+
+    /// Takes the numbers of the epoch that begins with this request of a queue, or of the FLUSH
+    /// there, if it has none. Returns the index of the request behind.
+    fn number(&mut self, server: usize, index: usize) -> usize {
+        let Some((count, taken)) = self.take_numbers(server, index) else { return index + 1 };
+        if probe::is_bug_planted(Plant::OpimqSiblingsCrossed)
+            && taken.follower.is_some()
+            && let Some((next_count, next)) = self.take_numbers(server, index + count)
+        {
+            self.set_numbers(server, index, count, Taken { follower: next.follower, ..taken });
+            let next = Taken { follower: taken.follower, ..next };
+            self.set_numbers(server, index + count, next_count, next);
+            return index + count + next_count;
+        }
+        self.set_numbers(server, index, count, taken);
+        index + count
+    }
+
+    /// Takes numbers for the requests from this one on, if they begin an epoch without a number or
+    /// are a FLUSH without one. Returns the count of the requests, too.
+    fn take_numbers(&mut self, server: usize, index: usize) -> Option<(usize, Taken)> {
+        let Self { base, following, stream, .. } = self;
+        let stream = *stream;
+        let queue = &base.queues[server];
+        let first = base.requests.get(*queue.get(index)?);
+        let member = first.member;
+        match (first.order, first.flush_before) {
+            (WriteOrder::Epochs(order), _) if order.own == NOT_NUMBERED => {
+                let is_last = |id: &RequestId| match base.requests.get(*id).order {
+                    WriteOrder::Epochs(order) => order.barrier,
+                    _ => true,
+                };
+                let count = queue.iter().skip(index).take_while(|id| !is_last(id)).count() + 1;
+                let follower = order.follower.map(|follower| follower.stream);
+                let take =
+                    |numbers: &mut EpochNumbers| numbers.take(stream, follower, count as u32);
+                let taken = following.epochs(member, take);
+                debug_assert!(taken.is_some(), "the streams are open");
+                Some((count, taken?))
             }
-            _ => {
-                if let Some(before) = &mut request.flush_before {
-                    *before = epochs.next_epoch(stream);
-                    self.in_flight.add(before.epoch);
+            (_, Some(NOT_NUMBERED)) => {
+                let own = following.epochs(member, |numbers| numbers.begin_flush(stream));
+                Some((1, Taken { own, follower: None }))
+            }
+            _ => None,
+        }
+    }
+
+    /// Gives requests of a queue their numbers.
+    fn set_numbers(&mut self, server: usize, index: usize, count: usize, taken: Taken) {
+        let Base { queues, requests, .. } = &mut self.base;
+        for id in queues[server].iter().skip(index).take(count) {
+            let request = requests.get_mut(*id);
+            match &mut request.order {
+                WriteOrder::Epochs(order) => {
+                    (order.own, order.follower) = (taken.own, taken.follower);
                 }
+                _ => request.flush_before = Some(taken.own),
             }
         }
+    }
+
+    /// Whether the first request of a queue has its numbers, or gets them now: its epoch is not too
+    /// far ahead of the oldest one in flight.
+    fn number_first(&mut self, server: usize, id: RequestId) -> bool {
+        let request = self.base.request(id);
+        let (member, stream) = (request.member, self.stream);
+        let needs_number = match (request.order, request.flush_before) {
+            (WriteOrder::Epochs(order), _) => order.own == NOT_NUMBERED,
+            (_, before) => before == Some(NOT_NUMBERED),
+        };
+        if needs_number {
+            if !self.following.epochs(member, |numbers| numbers.has_space(stream, 1)) {
+                return false;
+            }
+            self.number(server, 0);
+        }
         true
+    }
+
+    /// Notes the end of a command in the numbers of the epochs.
+    fn note_end(&mut self, id: RequestId) {
+        let request = self.base.request(id);
+        let (order, before, stream) = (request.order, request.flush_before, self.stream);
+        self.following.epochs(request.member, |numbers| match (order, before) {
+            (WriteOrder::Epochs(order), _) => {
+                order.epochs().for_each(|epoch| numbers.on_done(epoch));
+                numbers.on_answer(stream);
+            }
+            (_, Some(before)) => {
+                numbers.on_done(before);
+                numbers.on_flushed(before);
+                numbers.on_answer(stream);
+            }
+            _ => {}
+        });
     }
 
     /// Frees the requests of all waiting groups, because the stream has failed.
@@ -386,21 +554,30 @@ has_base!(Opimq);
 
 impl<P: Payload> Engine<P> for Opimq<P> {
     fn admit(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal> {
-        let (seq, bytes) = self.base.shape_and_number(writes, tag, durable)?;
-        let place = self.base.place_of_shaped();
-        if let GroupPlace::Drive(_) = place {
-            self.divide_into_epochs();
+        self.admit_group(writes, tag, durable, None).map(|(seq, _)| seq)
+    }
+
+    fn admit_followed(
+        &mut self,
+        writes: &mut [Write<P>],
+        tag: u64,
+        durable: bool,
+        follower: u16,
+    ) -> Result<(Seq, FollowWay), Refusal> {
+        self.admit_group(writes, tag, durable, Some(follower))
+    }
+
+    fn share(&mut self, following: &Arc<SharedFollowing>) {
+        self.following = Shared::Volume(Arc::clone(following));
+        start_epochs(&mut self.following, &self.base.topology, self.stream);
+    }
+
+    fn set_closing(&mut self, is_closing: bool) {
+        self.is_closing = is_closing;
+        if is_closing && self.base.failure.is_none() {
+            let unflushed = self.unflushed_drive();
+            self.flush_followed(unflushed);
         }
-        self.base.window.add_group(self.base.shaped.len() as u32, false, bytes);
-        let mut requests = self.spare_lists.pop().unwrap_or_default();
-        requests.append(&mut self.base.shaped);
-        self.waiting.push_back(Group { seq, place, requests });
-        if durable {
-            self.wanted = self.wanted.max(seq);
-        }
-        self.send_waiting();
-        self.flush_if_due();
-        Ok(seq)
     }
 
     fn set_core(&mut self, core: u32) {
@@ -414,26 +591,35 @@ impl<P: Payload> Engine<P> for Opimq<P> {
     fn next_request(&mut self, path: u16) -> Option<Dispatch> {
         let (server, queue) = (path / QUEUES_PER_SERVER, path % QUEUES_PER_SERVER);
         let id = *self.base.queues[usize::from(server)].front()?;
-        if self.queue_of(id) != Some(usize::from(queue)) || !self.number_epochs(id) {
+        if self.queue_of(id) != usize::from(queue) || !self.number_first(server.into(), id) {
             return None;
         }
         self.base.queues[usize::from(server)].pop_front();
+        let core_queue = self.core_queue();
+        let request = self.base.request(id);
+        if let WriteOrder::Epochs(order) = request.order {
+            let pin = &mut self.pins[usize::from(request.member.0)];
+            if pin.dispatch(order.barrier, core_queue) != core_queue {
+                probe::count_rare(Rare::OpimqPinned);
+            }
+        }
         Some(Dispatch { id, ordered: None })
     }
 
     fn on_request_done(&mut self, id: RequestId, result: Result<(), Cause>) {
         let request = self.base.request(id);
         let (seq, is_flush) = (request.seq, request.kind == Kind::Flush);
-        let epoch = match (request.order, request.flush_before) {
-            (WriteOrder::Epochs(order), _) => Some(order.own.epoch),
-            (_, before) => before.map(|before| before.epoch),
-        };
+        let has_epoch =
+            matches!(request.order, WriteOrder::Epochs(_)) || request.flush_before.is_some();
+        let is_of_followed = is_flush && request.tag == FOLLOWED;
         if let Err(cause) = result {
             self.base.poison_by_request(id, cause);
             self.base.complete_and_free(id);
             self.discard_waiting();
             return;
         }
+        self.note_end(id);
+        self.flush_count -= u32::from(is_flush && has_epoch);
         self.base.complete_and_free(id);
         if self.base.failure.is_some() {
             // The failed FLUSH of another stream may have lost writes that this one covers (trap
@@ -443,21 +629,22 @@ impl<P: Payload> Engine<P> for Opimq<P> {
         if !is_flush {
             self.base.window.count_request(seq, seq);
         }
-        match (epoch, self.apart) {
-            (Some(epoch), _) => {
-                self.in_flight.remove(epoch);
-                if is_flush {
-                    self.flushed = self.flushed.max(seq);
-                }
-            }
-            (None, Some(apart)) if apart.outstanding > 1 => {
+        match self.apart {
+            _ if is_of_followed => self.is_flushing_followed = false,
+            _ if has_epoch && is_flush => self.flushed = self.flushed.max(seq),
+            _ if has_epoch => {}
+            Some(apart) if apart.outstanding > 1 => {
                 self.apart = Some(Apart { outstanding: apart.outstanding - 1, ..apart });
             }
-            (None, Some(apart)) => self.continue_apart(apart),
-            (None, None) => {}
+            Some(apart) => self.continue_apart(apart),
+            None => {}
         }
         self.note_durable();
         self.send_waiting();
+        if self.is_closing && self.base.failure.is_none() {
+            let unflushed = self.unflushed_drive();
+            self.flush_followed(unflushed);
+        }
     }
 
     fn poll(&mut self) -> Marks {
@@ -472,5 +659,12 @@ impl<P: Payload> Engine<P> for Opimq<P> {
     fn poison(&mut self, failure: Failure) {
         self.base.poison(failure);
         self.discard_waiting();
+    }
+}
+
+/// Begins the epochs of a stream on all drives.
+fn start_epochs(following: &mut Shared, topology: &Topology, stream: u16) {
+    for (_, index) in topology.members().iter().zip(0..) {
+        following.epochs(Member(index), |numbers| numbers.start(stream, 0));
     }
 }

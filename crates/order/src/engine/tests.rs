@@ -15,6 +15,7 @@ mod horae_paths;
 mod horae_redirects;
 mod linux_journal;
 mod opimq_epochs;
+mod opimq_followers;
 mod replay;
 
 /// Payload handle: (first block's number, blocks).

@@ -2,116 +2,124 @@
 
 use std::collections::BTreeMap;
 
-use riopipe_order::dispatch::epoch_pinning::{DispatchError, EpochPinning, NextWrite, Pinned};
+use riopipe_order::dispatch::epoch_numbers::{EpochNumbers, Taken};
+use riopipe_order::dispatch::epoch_pinning::EpochPinning;
 use riopipe_order::write_order::EpochId;
 use riopipe_testkit::Random;
 
 const STREAMS: [u16; 4] = [1, 2, 3, 300];
 const QUEUES: usize = 3;
 
-/// The next write of a stream, until it is dispatched.
+/// An epoch that has begun.
 #[derive(Clone, Copy)]
-struct Plan {
-    follower: Option<u16>,
-    /// The epoch has begun.
-    is_open: bool,
+struct Open {
+    taken: Taken,
     /// Number of writes of the epoch that are left.
     left: u64,
+}
+
+/// A dispatched write.
+struct Dispatched {
+    taken: Taken,
+    queue: usize,
+    is_last: bool,
 }
 
 /// Streams write and move from core to core. Checks what goes into the queues.
 pub(crate) fn check(seed: u64) -> Result<(), String> {
     let mut random = Random(seed | 1);
-    let mut pinning = EpochPinning::default();
+    let mut numbers = EpochNumbers::default();
     let first_epoch = [0, 65_534, (1 << 40) - 1][random.index(3)];
     for stream in STREAMS {
-        pinning.start(stream, first_epoch);
+        numbers.start(stream, first_epoch);
     }
-    let mut plans: BTreeMap<u16, Plan> = BTreeMap::new();
-    let mut dispatched: Vec<(NextWrite, Pinned)> = Vec::new();
+    let mut pins: BTreeMap<u16, EpochPinning> = BTreeMap::new();
+    let mut open: BTreeMap<u16, Open> = BTreeMap::new();
+    let mut dispatched: Vec<Dispatched> = Vec::new();
     let mut epochs: BTreeMap<u16, u64> = STREAMS.map(|stream| (stream, first_epoch)).into();
+    let mut taken_order: Vec<Taken> = Vec::new();
     let mut steps = 0;
-    while steps < 40 || !plans.is_empty() {
+    while steps < 40 || !open.is_empty() {
         steps += 1;
-        if steps > 10_000 {
-            return Err("streams wait for one another for ever".into());
-        }
         let stream = STREAMS[random.index(STREAMS.len())];
-        if steps >= 40 && !plans.contains_key(&stream) {
+        if steps >= 40 && !open.contains_key(&stream) {
             continue;
         }
-        let plan = *plans.entry(stream).or_insert_with(|| {
-            let other = STREAMS[random.index(STREAMS.len())];
-            let follower = (random.one_in(2) && other != stream).then_some(other);
-            Plan { follower, is_open: false, left: 1 + random.below(3) }
-        });
-        let is_last = plan.left == 1;
-        // Not every write of an epoch is a dual-stream write, but the first and the last one are.
-        let follower = plan.follower.filter(|_| is_last || !plan.is_open || random.one_in(2));
-        let core_queue = random.index(QUEUES);
-        let write = NextWrite { stream, follower, is_last, core_queue };
-        match pinning.dispatch(write) {
-            Ok(pinned) => {
-                check_epochs(&epochs, write, pinned)?;
-                dispatched.push((write, pinned));
-                match is_last {
-                    true => {
-                        plans.remove(&stream);
-                        for id in pinned.order.epochs() {
-                            *epochs.entry(id.stream).or_default() += 1;
-                        }
-                    }
-                    false => {
-                        let left = plan.left - 1;
-                        plans.insert(stream, Plan { is_open: true, left, ..plan });
-                    }
-                }
+        let epoch = match open.get(&stream) {
+            Some(epoch) => *epoch,
+            None => {
+                let other = STREAMS[random.index(STREAMS.len())];
+                let follower = (random.one_in(2) && other != stream).then_some(other);
+                let left = 1 + random.below(3);
+                let taken = numbers.take(stream, follower, left as u32);
+                let taken = taken.ok_or_else(|| format!("stream {stream} has no number"))?;
+                check_epochs(&mut epochs, (stream, follower), taken)?;
+                taken_order.push(taken);
+                Open { taken, left }
             }
-            Err(DispatchError::FollowerOpen(_) | DispatchError::Following(_)) => {}
-            Err(error) => return Err(error.to_string()),
-        }
-        if pinning.next_epoch(stream).epoch != epochs[&stream] as u16 {
-            return Err(format!("the next epoch of stream {stream}"));
-        }
+        };
+        let is_last = epoch.left == 1;
+        let queue = pins.entry(stream).or_default().dispatch(is_last, random.index(QUEUES));
+        dispatched.push(Dispatched { taken: epoch.taken, queue, is_last });
+        match is_last {
+            true => open.remove(&stream),
+            false => open.insert(stream, Open { left: epoch.left - 1, ..epoch }),
+        };
     }
-    check_queues(&dispatched)
+    check_queues(&dispatched)?;
+    check_siblings(&taken_order)
 }
 
-/// Checks that a write has the epochs that are next in its streams.
+/// Checks that an epoch has the numbers that are next in its streams.
 fn check_epochs(
-    epochs: &BTreeMap<u16, u64>,
-    write: NextWrite,
-    pinned: Pinned,
+    epochs: &mut BTreeMap<u16, u64>,
+    (stream, follower): (u16, Option<u16>),
+    taken: Taken,
 ) -> Result<(), String> {
-    let id = |stream| EpochId { stream, epoch: epochs[&stream] as u16 };
-    let is_right = pinned.order.own == id(write.stream)
-        && pinned.order.follower == write.follower.map(id)
-        && pinned.order.barrier == write.is_last;
-    match is_right {
+    let mut next = |stream| {
+        let epoch = epochs.entry(stream).or_default();
+        *epoch += 1;
+        EpochId { stream, epoch: (*epoch - 1) as u16 }
+    };
+    let expected = Taken { own: next(stream), follower: follower.map(next) };
+    match taken == expected {
         true => Ok(()),
-        false => Err(format!("{write:?} became {pinned:?}")),
+        false => Err(format!("{expected:?} became {taken:?}")),
     }
 }
 
-/// Checks that each epoch is in one queue, that its barrier is its last write, and that it begins
-/// when the one before it has ended.
-fn check_queues(dispatched: &[(NextWrite, Pinned)]) -> Result<(), String> {
+/// Checks that each epoch is in one queue, and that its barrier is its last write.
+fn check_queues(dispatched: &[Dispatched]) -> Result<(), String> {
+    let ids = |of: &Dispatched| [Some(of.taken.own), of.taken.follower].into_iter().flatten();
     let mut ended: Vec<EpochId> = Vec::new();
-    for (at, (_, pinned)) in dispatched.iter().enumerate() {
-        for id in pinned.order.epochs() {
+    for (at, write) in dispatched.iter().enumerate() {
+        for id in ids(write) {
             if ended.contains(&id) {
                 return Err(format!("{id:?} goes on behind its barrier"));
             }
-            let mut earlier = dispatched[..at]
-                .iter()
-                .filter(|(_, earlier)| earlier.order.epochs().any(|earlier| earlier == id));
-            if earlier.any(|(_, earlier)| earlier.queue != pinned.queue) {
+            let mut earlier =
+                dispatched[..at].iter().filter(|it| ids(it).any(|earlier| earlier == id));
+            if earlier.any(|earlier| earlier.queue != write.queue) {
                 return Err(format!("{id:?} is in two queues"));
             }
         }
-        // The last write ends both epochs of an epoch with a follower.
-        if pinned.order.barrier {
-            ended.extend(pinned.order.epochs());
+        if write.is_last {
+            ended.extend(ids(write));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that two epochs have the same order in each stream that they share.
+fn check_siblings(taken: &[Taken]) -> Result<(), String> {
+    let ids = |of: &Taken| [Some(of.own), of.follower].into_iter().flatten();
+    for (at, later) in taken.iter().enumerate() {
+        for earlier in &taken[..at] {
+            for (a, b) in ids(earlier).flat_map(|a| ids(later).map(move |b| (a, b))) {
+                if a.stream == b.stream && (b.epoch.wrapping_sub(a.epoch) as i16) <= 0 {
+                    return Err(format!("{b:?} was taken after {a:?}"));
+                }
+            }
         }
     }
     Ok(())
@@ -119,39 +127,8 @@ fn check_queues(dispatched: &[(NextWrite, Pinned)]) -> Result<(), String> {
 
 #[test]
 fn an_epoch_stays_where_it_began() {
-    let mut pinning = EpochPinning::default();
-    let mut write = |core_queue, is_last| {
-        let write = NextWrite { stream: 9, follower: None, is_last, core_queue };
-        let pinned = pinning.dispatch(write).unwrap();
-        (pinned.queue, pinned.order.own.epoch)
-    };
+    let mut pin = EpochPinning::default();
     let writes = [(0, false), (0, false), (1, true), (1, false), (0, true), (0, true)];
-    let pinned = writes.map(|(core, is_last)| write(core, is_last));
-    assert_eq!(pinned, [(0, 0), (0, 0), (0, 0), (1, 1), (1, 1), (0, 2)]);
-}
-
-#[test]
-fn an_epoch_has_one_follower_that_is_between_epochs() {
-    let mut pinning = EpochPinning::default();
-    let mut write = |stream, follower, is_last| {
-        pinning
-            .dispatch(NextWrite { stream, follower, is_last, core_queue: 0 })
-            .map(|pinned| pinned.order.epochs().map(|id| (id.stream, id.epoch)).collect::<Vec<_>>())
-    };
-    for (stream, follower) in [(0, None), (1, Some(1)), (1, Some(0))] {
-        assert_eq!(write(stream, follower, true), Err(DispatchError::BadStream(stream)));
-    }
-    assert_eq!(write(1, Some(9), false), Ok(vec![(1, 0), (9, 0)]));
-    assert_eq!(write(1, None, false), Ok(vec![(1, 0)]));
-    assert_eq!(write(1, Some(8), false), Err(DispatchError::OtherFollower(1)));
-    assert_eq!(write(1, None, true), Err(DispatchError::OtherFollower(1)));
-    assert_eq!(write(9, None, true), Err(DispatchError::Following(9)));
-    assert_eq!(write(2, Some(9), true), Err(DispatchError::FollowerOpen(9)));
-    assert_eq!(write(1, Some(9), true), Ok(vec![(1, 0), (9, 0)]));
-    assert_eq!(write(2, Some(9), true), Ok(vec![(2, 0), (9, 1)]));
-    assert_eq!(write(9, None, false), Ok(vec![(9, 2)]));
-    assert_eq!(write(9, Some(1), true), Err(DispatchError::OtherFollower(9)));
-    assert_eq!(write(2, Some(9), true), Err(DispatchError::FollowerOpen(9)));
-    assert_eq!(write(9, None, true), Ok(vec![(9, 2)]));
-    assert_eq!(write(2, Some(9), true), Ok(vec![(2, 1), (9, 3)]));
+    let queues = writes.map(|(core, is_last)| pin.dispatch(is_last, core));
+    assert_eq!(queues, [0, 0, 0, 1, 1, 0]);
 }

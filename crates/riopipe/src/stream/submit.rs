@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use riopipe_net::now_ns;
-use riopipe_order::attribute::Seq;
+use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::engine::{self, Refusal};
 use riopipe_session::initiator::stream_driver::{Until, WaitEnd};
 
@@ -70,22 +70,29 @@ impl Stream {
         checked.map_err(|refusal| submit_error(refusal, &mut shell, volume))
     }
 
-    /// Submits the staged group. `durable` requests a FLUSH after it.
-    pub(crate) fn submit_staged(&mut self, tag: u64, durable: bool) -> Result<Seq, SubmitError> {
-        self.try_submit(tag, durable).map_err(|kind| self.unstaged_error(kind))
+    /// Submits the staged group, which another stream may follow. `durable` requests a FLUSH after
+    /// it.
+    pub(crate) fn submit_staged(
+        &mut self,
+        tag: u64,
+        follower: Option<StreamId>,
+        durable: bool,
+    ) -> Result<Seq, SubmitError> {
+        self.try_submit(tag, follower, durable).map_err(|kind| self.unstaged_error(kind))
     }
 
     /// As [`submit_staged`](Self::submit_staged), but waits for space for `timeout` at most.
     pub(crate) fn submit_staged_or_wait(
         &mut self,
         tag: u64,
+        follower: Option<StreamId>,
         durable: bool,
         timeout: Option<Duration>,
     ) -> Result<Seq, SubmitError> {
         // One wait may not give enough space for the group. The deadline is for all waits together.
         let deadline = timeout.map(deadline_after);
         loop {
-            let kind = match self.try_submit(tag, durable) {
+            let kind = match self.try_submit(tag, follower, durable) {
                 Ok(seq) => return Ok(seq),
                 Err(kind) => kind,
             };
@@ -121,14 +128,28 @@ impl Stream {
     }
 
     /// Submits the staged group. If it is refused, it stays staged.
-    fn try_submit(&mut self, tag: u64, durable: bool) -> Result<Seq, SubmitErrorKind> {
+    fn try_submit(
+        &mut self,
+        tag: u64,
+        follower: Option<StreamId>,
+        durable: bool,
+    ) -> Result<Seq, SubmitErrorKind> {
         self.check_staged()?;
         let Self { shell, handle, volume, background, staged, id, .. } = self;
         let mut shell = OwnerCall::begin(shell, handle, background);
         let trace_begin = shell.driver.traces_next().then(now_ns);
         let staged = staged.get_mut();
-        let admitted = shell.driver.admit(&mut staged.writes, tag, durable);
-        let seq = admitted.map_err(|refusal| submit_error(refusal, &mut shell, volume))?;
+        let admitted = match follower {
+            None => shell.driver.admit(&mut staged.writes, tag, durable),
+            Some(follower) => {
+                let writes = &mut staged.writes;
+                shell.driver.admit_followed(writes, tag, durable, follower).map(|(seq, _)| seq)
+            }
+        };
+        let seq = admitted.map_err(|refusal| match (refusal, follower) {
+            (Refusal::NoFollower, Some(stream)) => SubmitErrorKind::NoFollower { stream },
+            (refusal, _) => submit_error(refusal, &mut shell, volume),
+        })?;
         if let Some(trace_begin) = trace_begin {
             shell.driver.trace(seq, trace_begin, now_ns());
         }
@@ -177,7 +198,8 @@ fn submit_error(refusal: Refusal, shell: &mut StreamShell, volume: &OpenVolume) 
         Refusal::Full(bound) => SubmitErrorKind::Full(bound_with_address(bound, volume)),
         Refusal::TooLarge(bound) => SubmitErrorKind::TooLarge(bound_with_address(bound, volume)),
         Refusal::TooManyEntries => SubmitErrorKind::TooManyEntries,
-        Refusal::Empty => SubmitErrorKind::Empty,
+        // The caller handles the refusal of a follower.
+        Refusal::Empty | Refusal::NoFollower => SubmitErrorKind::Empty,
         Refusal::Poisoned(failure) => SubmitErrorKind::Poisoned(shell.record_failure(failure)),
     }
 }
@@ -191,5 +213,6 @@ fn bound_with_address(bound: engine::Bound, volume: &OpenVolume) -> Bound {
         }
         engine::Bound::Memory => Bound::Memory,
         engine::Bound::PrepareArea { member } => Bound::PrepareArea { member: member.0.into() },
+        engine::Bound::Followed => Bound::Followed,
     }
 }

@@ -20,6 +20,7 @@
 mod answers;
 mod barrier;
 mod connection;
+mod followers;
 mod home_timer;
 mod reading;
 mod redirections;
@@ -32,10 +33,12 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use riopipe_nvme::command::{Sqe, Status};
-use riopipe_order::attribute::{Kind, Seq, StreamId, VolumeId};
+use riopipe_order::attribute::{Kind, Member, Seq, StreamId, VolumeId};
 use riopipe_order::engine::{
-    Engine, EngineKind, Failure, Marks, OrderedDispatch, Path, Payload, Refusal, RequestId, Write,
+    Bound, Cause, Engine, EngineKind, Failure, Marks, OrderedDispatch, Path, Payload, Refusal,
+    RequestId, Write,
 };
+use riopipe_order::following::{FollowWay, SharedFollowing};
 use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::topology::Topology;
 
@@ -47,6 +50,7 @@ use barrier::HandledFailures;
 pub use barrier::{FlushFailures, ReadBarrier};
 pub use connection::ConnectionState;
 use connection::{Connection, State};
+use followers::Followers;
 use home_timer::{HomeTimer, NotHome};
 pub use reading::ReadPartFailure;
 use reading::{ReadPart, Reading};
@@ -164,6 +168,8 @@ pub struct StreamSession<P> {
     redirections: Option<RedirectionAccess>,
     /// When redirected updates that are durable are written home.
     home_timer: HomeTimer,
+    /// The stream's part in the following of groups; `None` for a session that only reads.
+    followers: Option<Followers>,
     tracer: Tracer,
 }
 
@@ -209,6 +215,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             handled_failures,
             redirections: None,
             home_timer: HomeTimer::default(),
+            followers: None,
         }
     }
 
@@ -225,11 +232,27 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         Self { redirections: Some(RedirectionAccess::new(Arc::clone(shared))), ..self }
     }
 
+    /// Lets the stream take part in the following of groups of its volume, by its number in
+    /// commands.
+    #[must_use]
+    pub fn following(mut self, shared: &Arc<SharedFollowing>, number: u16) -> Self {
+        self.followers = Some(Followers::new(shared, self.config.stream, number));
+        self.engine.share(shared);
+        self
+    }
+
     /// Turns the session into one that only reads: no group may be admitted, and the engine needs
     /// no bind. Its reads return all groups that are complete in all streams (promise P9).
     #[must_use]
     pub fn reads_only(self) -> Self {
         Self { reads_only: true, ..self }
+    }
+
+    /// Notes that the stream is open: other streams may name it as a follower.
+    pub fn set_open(&self) {
+        if let Some(followers) = &self.followers {
+            followers.open();
+        }
     }
 
     /// Opens the handshake on every connection.
@@ -261,7 +284,80 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         tag: u64,
         durable: bool,
     ) -> Result<Seq, Refusal> {
+        self.check_followed()?;
         self.engine.admit(writes, tag, durable)
+    }
+
+    /// As [`admit`](Self::admit), for a group that another stream of the volume follows. Returns
+    /// how it does.
+    ///
+    /// # Errors
+    /// As [`admit`](Self::admit), and [`Refusal::NoFollower`].
+    pub fn admit_followed(
+        &mut self,
+        writes: &mut [Write<P>],
+        tag: u64,
+        durable: bool,
+        follower: StreamId,
+    ) -> Result<(Seq, FollowWay), Refusal> {
+        self.check_followed()?;
+        if let Some(failure) = self.engine.failure() {
+            return Err(Refusal::Poisoned(failure));
+        }
+        let Some(followers) = &mut self.followers else { return Err(Refusal::NoFollower) };
+        let number = followers.follower(follower).ok_or(Refusal::NoFollower)?;
+        let (seq, way) = self.engine.admit_followed(writes, tag, durable, number)?;
+        followers.follow(seq, number, way);
+        Ok((seq, way))
+    }
+
+    /// Checks that no group which the stream follows must become durable first.
+    #[inline]
+    fn check_followed(&mut self) -> Result<(), Refusal> {
+        self.fail_if_it_must();
+        let must_wait = self.followers.as_mut().is_some_and(Followers::refuses_group);
+        match must_wait && self.engine.failure().is_none() {
+            true => Err(Refusal::Full(Bound::Followed)),
+            false => Ok(()),
+        }
+    }
+
+    /// Fails the stream if one has failed with which it shares a group.
+    #[inline]
+    fn fail_if_it_must(&mut self) {
+        if self.followers.as_mut().is_some_and(Followers::must_fail)
+            && self.engine.failure().is_none()
+        {
+            probe::count_rare(Rare::FollowFailed);
+            self.engine.poison(Failure {
+                seq: self.marks.complete.next(),
+                member: Member(0),
+                flush: false,
+                cause: Cause::OtherStream,
+            });
+        }
+    }
+
+    /// Whether the last group was refused because the stream follows one that is still not durable.
+    #[must_use]
+    pub fn must_wait_for_followed(&self) -> bool {
+        self.followers.as_ref().is_some_and(Followers::still_refuses)
+    }
+
+    /// Notes whether the owner closes the stream. Then no further group is followed, and what is
+    /// followed becomes durable before the stream is idle.
+    pub fn set_closing(&mut self, is_closing: bool) {
+        if let Some(followers) = &self.followers {
+            followers.set_closing(is_closing);
+        }
+        self.engine.set_closing(is_closing);
+    }
+
+    /// Notes that the stream is closed: everything is durable.
+    pub fn set_closed(&mut self) {
+        if let Some(followers) = &mut self.followers {
+            followers.set_closed();
+        }
     }
 
     /// Checks whether a group of one write fits into all bounds once nothing else is in flight.
@@ -614,6 +710,10 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         flush_failures
             .for_each_new(handled_failures, |member| engine.on_flush_failed_elsewhere(member));
         self.marks = self.engine.poll();
+        if let Some(followers) = &mut self.followers {
+            followers.on_durable(self.marks.durable);
+        }
+        self.fail_if_it_must();
         match self.engine.failure() {
             None => Ok(self.marks),
             Some(failure) => {

@@ -7,9 +7,14 @@
 //! ```text
 //! first command of the stream, on any connection ─▶ join: a free stream of the drive
 //! each connection that has used it ends          ─▶ close, then leave when its operations are back
-//! all have closed: the drive ends the stream     ─▶ what waits for writes that will not come fails
+//! its own have closed: the drive ends the stream ─▶ what waits for writes that will not come fails
 //! all have left: the drive begins it anew        ─▶ ended: it is free again
 //! ```
+//!
+//! The connections of a stream are *its own*. A connection of another stream uses it, too, if that
+//! names it as the follower of a dual-stream write. When a stream's own connections have ended, no
+//! epoch of its own will come, so the drive must not wait for one, although others still name it. A
+//! host closes them only when what the stream follows is durable, unless it gives up the stream.
 //!
 //! The drive begins the stream anew before another host gets it. So nothing that the last owner has
 //! left there holds the next one up, or becomes a part of its order.
@@ -21,6 +26,9 @@ use riopipe_order::write_order::{EpochId, EpochWrite};
 
 /// The most streams of a drive that hosts may use at the same time (trap T28).
 pub(super) const DRIVE_STREAMS_MAX: u16 = 1024;
+
+/// The most of them that one association may use, so that a host does not take all of them.
+pub(super) const ASSOCIATION_STREAMS_MAX: usize = DRIVE_STREAMS_MAX as usize / 2;
 
 /// A stream of a host: its association, and its number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,11 +61,20 @@ impl DriveStream {
     }
 }
 
+/// In which way a connection uses a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// It is a connection of the stream.
+    Own,
+    /// It is a connection of another stream, which the stream follows.
+    Follower,
+}
+
 /// The use of a stream of the drive.
 #[derive(Debug)]
 struct Use {
     drive: DriveStream,
-    /// The number of connections that have used it and are not closed.
+    /// The number of its own connections that have used it and are not closed.
     open_count: u32,
     /// The number of connections that have used it and have operations in flight, or may have.
     user_count: u32,
@@ -81,13 +98,25 @@ impl EpochStreams {
         Self { first, ..Self::default() }
     }
 
-    /// Notes that one more connection uses a stream of a host. `failures` is the number of FLUSHes
-    /// of the drive that have failed. `None`: too many streams are in use.
-    pub(super) fn join(&mut self, host: HostStream, failures: u64) -> Option<DriveStream> {
+    /// Notes that one more connection uses a stream of a host, as its own or as a follower.
+    /// `failures` is the number of FLUSHes of the drive that have failed. `None`: too many streams
+    /// are in use.
+    pub(super) fn join(
+        &mut self,
+        host: HostStream,
+        role: Role,
+        failures: u64,
+    ) -> Option<DriveStream> {
+        let open_count = u32::from(role == Role::Own);
         if let Some(used) = self.uses.get_mut(&host) {
-            used.open_count += 1;
+            used.open_count += open_count;
             used.user_count += 1;
             return Some(used.drive);
+        }
+        let of_association = |stream| HostStream { association: host.association, stream };
+        let range = of_association(0)..=of_association(u16::MAX);
+        if self.uses.range(range).count() >= ASSOCIATION_STREAMS_MAX {
+            return None;
         }
         let stream = match self.free.pop() {
             Some(stream) => stream,
@@ -98,15 +127,23 @@ impl EpochStreams {
             }
         };
         let drive = DriveStream { stream, first: self.first, failures };
-        self.uses.insert(host, Use { drive, open_count: 1, user_count: 1 });
+        self.uses.insert(host, Use { drive, open_count, user_count: 1 });
         Some(drive)
     }
 
+    /// Notes that a connection that has named the stream as a follower is one of its own.
+    pub(super) fn becomes_own(&mut self, host: HostStream) {
+        if let Some(used) = self.uses.get_mut(&host) {
+            used.open_count += 1;
+        }
+    }
+
     /// Notes that a connection that uses the stream is closed. Returns the stream of the drive if
-    /// that was the last one: no further write will come, so the drive must not wait for one.
-    pub(super) fn close(&mut self, host: HostStream) -> Option<DriveStream> {
+    /// none of its own is open any more: no further write of its own will come, so the drive must
+    /// not wait for one.
+    pub(super) fn close(&mut self, host: HostStream, role: Role) -> Option<DriveStream> {
         let used = self.uses.get_mut(&host)?;
-        used.open_count -= 1;
+        used.open_count -= u32::from(role == Role::Own);
         (used.open_count == 0).then_some(used.drive)
     }
 
@@ -129,24 +166,48 @@ impl EpochStreams {
     }
 }
 
-/// The streams that one connection uses on one drive, each as the host and the drive name it.
+/// A stream that a connection uses on a drive.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct UsedStream {
+    /// The stream, as the host names it.
+    pub(super) stream: u16,
+    /// In which way the connection uses it.
+    pub(super) role: Role,
+    drive: DriveStream,
+}
+
+/// The streams that one connection uses on one drive.
 #[derive(Debug, Default)]
-pub(super) struct UsedStreams(Vec<(u16, DriveStream)>);
+pub(super) struct UsedStreams(Vec<UsedStream>);
 
 impl UsedStreams {
     /// The stream of the drive that stands for a stream of the host, if the connection uses it.
     pub(super) fn find(&self, stream: u16) -> Option<DriveStream> {
-        self.0.iter().find(|(host, _)| *host == stream).map(|(_, drive)| *drive)
+        self.0.iter().find(|used| used.stream == stream).map(|used| used.drive)
     }
 
     /// Adds a stream that the connection uses from now on.
-    pub(super) fn add(&mut self, stream: u16, drive: DriveStream) {
-        self.0.push((stream, drive));
+    pub(super) fn add(&mut self, stream: u16, role: Role, drive: DriveStream) {
+        self.0.push(UsedStream { stream, role, drive });
     }
 
-    /// The streams, as the host names them.
-    pub(super) fn iter(&self) -> impl Iterator<Item = u16> + '_ {
-        self.0.iter().map(|(host, _)| *host)
+    /// Notes that the connection is one of the stream's own, if it has named it as a follower only.
+    /// Returns whether it had.
+    pub(super) fn becomes_own(&mut self, stream: u16) -> bool {
+        let is_follower =
+            |used: &&mut UsedStream| used.stream == stream && used.role == Role::Follower;
+        match self.0.iter_mut().find(is_follower) {
+            Some(used) => {
+                used.role = Role::Own;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// The streams.
+    pub(super) fn iter(&self) -> impl Iterator<Item = UsedStream> + '_ {
+        self.0.iter().copied()
     }
 
     /// The place of a write in the streams of the drive, if the connection uses all of them.
@@ -171,9 +232,13 @@ mod tests {
     #[test]
     fn each_stream_of_each_association_has_a_stream_of_the_drive() {
         let mut streams = EpochStreams::new(65_535);
-        let first = streams.join(host(1, 7), 0).unwrap();
-        assert_eq!(streams.join(host(1, 7), 0), Some(first), "another connection of the same host");
-        let others = [host(1, 8), host(2, 7)].map(|host| streams.join(host, 0).unwrap());
+        let first = streams.join(host(1, 7), Role::Own, 0).unwrap();
+        assert_eq!(
+            streams.join(host(1, 7), Role::Own, 0),
+            Some(first),
+            "another connection of the same host"
+        );
+        let others = [host(1, 8), host(2, 7)].map(|host| streams.join(host, Role::Own, 0).unwrap());
         assert_eq!([first.stream, others[0].stream, others[1].stream], [1, 2, 3], "never 0");
         assert_eq!(first.epoch(2), EpochId { stream: 1, epoch: 1 }, "epochs wrap");
     }
@@ -181,32 +246,54 @@ mod tests {
     #[test]
     fn a_stream_is_free_again_when_the_drive_has_begun_it_anew() {
         let mut streams = EpochStreams::default();
-        let used = streams.join(host(1, 7), 0).unwrap();
-        streams.join(host(1, 7), 0).unwrap();
-        assert_eq!(streams.close(host(1, 7)), None);
+        let used = streams.join(host(1, 7), Role::Own, 0).unwrap();
+        streams.join(host(1, 7), Role::Own, 0).unwrap();
+        assert_eq!(streams.close(host(1, 7), Role::Own), None);
         assert_eq!(streams.leave(host(1, 7)), None);
-        assert_eq!(streams.close(host(1, 7)), Some(used), "no further write will come");
+        assert_eq!(streams.close(host(1, 7), Role::Own), Some(used), "no further write will come");
         assert_eq!(streams.leave(host(1, 7)), Some(used));
-        let next = streams.join(host(2, 7), 0).unwrap();
+        let next = streams.join(host(2, 7), Role::Own, 0).unwrap();
         assert_ne!(next.stream, used.stream, "the drive has not begun it anew yet");
         streams.ended(used.stream);
-        assert_eq!(streams.join(host(3, 7), 0).map(|it| it.stream), Some(used.stream));
+        assert_eq!(streams.join(host(3, 7), Role::Own, 0).map(|it| it.stream), Some(used.stream));
     }
 
     #[test]
     fn t28_the_streams_of_a_drive_are_bounded() {
         let mut streams = EpochStreams::default();
-        for stream in 1..=DRIVE_STREAMS_MAX {
-            assert!(streams.join(host(1, stream), 0).is_some());
+        let most = ASSOCIATION_STREAMS_MAX as u16;
+        for stream in 1..=most {
+            assert!(streams.join(host(1, stream), Role::Own, 0).is_some());
         }
-        assert_eq!(streams.join(host(2, 1), 0), None);
-        assert!(streams.join(host(1, 1), 0).is_some());
+        assert_eq!(streams.join(host(1, most + 1), Role::Own, 0), None, "one association");
+        assert!(streams.join(host(1, 1), Role::Own, 0).is_some(), "another connection");
+        for stream in 1..=DRIVE_STREAMS_MAX - most {
+            assert!(streams.join(host(2, stream), Role::Follower, 0).is_some());
+        }
+        assert_eq!(streams.join(host(3, 1), Role::Own, 0), None, "all associations");
+    }
+
+    #[test]
+    fn a_drive_ends_a_stream_when_its_own_connections_have_closed() {
+        let mut streams = EpochStreams::default();
+        let used = streams.join(host(1, 7), Role::Own, 0).unwrap();
+        assert_eq!(streams.join(host(1, 7), Role::Follower, 0), Some(used));
+        assert_eq!(streams.close(host(1, 7), Role::Own), Some(used), "only a leader is left");
+        assert_eq!(streams.leave(host(1, 7)), None, "which may still have writes in flight");
+        assert_eq!(streams.close(host(1, 7), Role::Follower), Some(used));
+        assert_eq!(streams.leave(host(1, 7)), Some(used));
+        // A follower's connection that becomes the stream's own keeps it.
+        let used = streams.join(host(1, 8), Role::Follower, 0).unwrap();
+        streams.becomes_own(host(1, 8));
+        streams.join(host(1, 8), Role::Follower, 0).unwrap();
+        assert_eq!(streams.close(host(1, 8), Role::Follower), None);
+        assert_eq!(streams.close(host(1, 8), Role::Own), Some(used));
     }
 
     #[test]
     fn both_epochs_of_a_write_are_translated() {
         let mut used = UsedStreams::default();
-        used.add(7, DriveStream { stream: 1, first: 10, failures: 0 });
+        used.add(7, Role::Own, DriveStream { stream: 1, first: 10, failures: 0 });
         let own = EpochId { stream: 7, epoch: 3 };
         let alone = EpochWrite { own, follower: None, barrier: true };
         let translated = EpochId { stream: 1, epoch: 13 };
@@ -214,10 +301,12 @@ mod tests {
         let follower = EpochId { stream: 9, epoch: 65_535 };
         let dual = EpochWrite { follower: Some(follower), ..alone };
         assert_eq!(used.translate(dual), None, "the follower is not used yet");
-        used.add(9, DriveStream { stream: 2, first: 4, failures: 0 });
+        used.add(9, Role::Follower, DriveStream { stream: 2, first: 4, failures: 0 });
         let follower = EpochId { stream: 2, epoch: 3 };
         let expected = EpochWrite { own: translated, follower: Some(follower), ..alone };
         assert_eq!(used.translate(dual), Some(expected));
-        assert_eq!(used.iter().collect::<Vec<_>>(), [7, 9]);
+        let uses = used.iter().map(|used| (used.stream, used.role)).collect::<Vec<_>>();
+        assert_eq!(uses, [(7, Role::Own), (9, Role::Follower)]);
+        assert!(!used.becomes_own(7) && used.becomes_own(9) && !used.becomes_own(9));
     }
 }

@@ -10,7 +10,7 @@ use riopipe_order::write_order::{DriveOrder, EpochId, WriteOrder};
 
 use super::context::Context;
 use super::env::TargetEnv;
-use super::epoch_streams::{DriveStream, HostStream, UsedStreams};
+use super::epoch_streams::{DriveStream, EpochStreams, HostStream, Role, UsedStreams};
 use super::ids::OpId;
 use super::plain::PlainIo;
 use crate::wire;
@@ -36,9 +36,11 @@ impl EpochUse {
     }
 
     /// Calls `visit` for each stream that the connection uses.
-    fn for_each(&self, association: u64, mut visit: impl FnMut(usize, HostStream)) {
+    fn for_each(&self, association: u64, mut visit: impl FnMut(usize, HostStream, Role)) {
         for (ns_index, used) in self.drives.iter().enumerate() {
-            used.iter().for_each(|stream| visit(ns_index, HostStream { association, stream }));
+            used.iter().for_each(|used| {
+                visit(ns_index, HostStream { association, stream: used.stream }, used.role);
+            });
         }
     }
 }
@@ -56,8 +58,9 @@ impl PlainIo {
         env: &mut E,
     ) -> Result<WriteOrder, Status> {
         let WriteOrder::Epochs(write) = order else { return Ok(order) };
-        for id in write.epochs() {
-            self.join_stream(context, ns_index, id.stream, env)?;
+        self.join_stream(context, ns_index, write.own.stream, Role::Own, env)?;
+        if let Some(follower) = write.follower {
+            self.join_stream(context, ns_index, follower.stream, Role::Follower, env)?;
         }
         let translated = self.epochs.of(ns_index).translate(write);
         translated.map(WriteOrder::Epochs).ok_or(Status::INTERNAL)
@@ -69,17 +72,22 @@ impl PlainIo {
         context: &Context<E>,
         ns_index: usize,
         stream: u16,
+        role: Role,
         env: &mut E,
     ) -> Result<DriveStream, Status> {
         let used = self.epochs.of(ns_index);
+        let host = HostStream { association: context.association(), stream };
         if let Some(drive) = used.find(stream) {
+            if role == Role::Own && used.becomes_own(stream) {
+                env.with_shared(|shared| shared.epoch_streams(ns_index).becomes_own(host));
+            }
             return Ok(drive);
         }
-        let host = HostStream { association: context.association(), stream };
         let failures = context.namespaces.at(ns_index).state.flush_failures();
-        let joined = env.with_shared(|shared| shared.epoch_streams(ns_index).join(host, failures));
+        let join = |streams: &mut EpochStreams| streams.join(host, role, failures);
+        let joined = env.with_shared(|shared| join(shared.epoch_streams(ns_index)));
         let drive = joined.ok_or(wire::status::DRIVE_STREAMS_FULL)?;
-        used.add(stream, drive);
+        used.add(stream, role, drive);
         Ok(drive)
     }
 
@@ -100,16 +108,17 @@ impl PlainIo {
         if context.namespaces.at(ns_index).config.order != DriveOrder::Epochs {
             return Err(invalid);
         }
-        let drive = self.join_stream(context, ns_index, before.stream, env)?;
+        let drive = self.join_stream(context, ns_index, before.stream, Role::Own, env)?;
         Ok(Some((drive.epoch(before.epoch), drive.failures)))
     }
 
-    /// Ends the use of the streams by a connection that is closed. If no other connection uses a
-    /// stream, no further write will come, so the drive ends it: nothing waits for such a write any
-    /// more.
+    /// Ends the use of the streams by a connection that is closed. If a stream has no connection of
+    /// its own any more, no further write of it will come, so the drive ends it: nothing waits for
+    /// such a write any more.
     pub(super) fn close_streams<E: TargetEnv>(&mut self, context: &Context<E>, env: &mut E) {
-        self.epochs.for_each(context.association(), |ns_index, host| {
-            let closed = env.with_shared(|shared| shared.epoch_streams(ns_index).close(host));
+        self.epochs.for_each(context.association(), |ns_index, host, role| {
+            let close = |streams: &mut EpochStreams| streams.close(host, role);
+            let closed = env.with_shared(|shared| close(shared.epoch_streams(ns_index)));
             if let Some(drive) = closed
                 && !probe::is_bug_planted(Plant::OpimqStreamNotBegun)
             {
@@ -132,7 +141,7 @@ impl PlainIo {
             return self.epochs.ending_count == 0;
         }
         let mut left = Vec::new();
-        self.epochs.for_each(context.association(), |ns_index, host| {
+        self.epochs.for_each(context.association(), |ns_index, host, _| {
             let drive = env.with_shared(|shared| shared.epoch_streams(ns_index).leave(host));
             left.extend(drive.map(|drive| (ns_index, drive)));
         });

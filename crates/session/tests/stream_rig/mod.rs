@@ -3,17 +3,19 @@
 #![allow(dead_code, reason = "each test file uses what it needs")]
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use riopipe_nvme::digest::soft;
 use riopipe_order::attribute::{Seq, StreamId, VolumeId};
 use riopipe_order::engine::{EngineKind, Limits, Op, Payload, Place, Write, engine};
+use riopipe_order::following::{Following, FollowingShell, SharedFollowing};
 use riopipe_order::topology::{MemberInfo, ServerInfo, Topology};
 use riopipe_session::initiator::queue_pair::{QpConfig, QueuePair};
 use riopipe_session::initiator::stream::{
     FlushFailures, ReadBarrier, Redirections, SharedRedirections, StreamConfig, StreamQueue,
     StreamSession,
 };
+use riopipe_session::initiator::stream_driver::StreamShared;
 use riopipe_session::outbox::Outbox;
 
 use crate::peer::target::{Command, Page, Script, listed};
@@ -352,4 +354,37 @@ pub(crate) fn new_queue(shape: &Shape) -> StreamQueue<Piece> {
 /// The log of a target that got these commands: positions from 0 on.
 pub(crate) fn log(commands: &[(Command, bool)]) -> Vec<[u8; 64]> {
     commands.iter().zip(0..).map(|((command, durable), at)| listed(command, at, *durable)).collect()
+}
+
+/// The state that the streams of a test share about the groups that they follow.
+#[derive(Debug, Default)]
+pub(crate) struct Followings {
+    following: Mutex<Following>,
+    pub(crate) woken: Mutex<Vec<StreamId>>,
+}
+
+#[derive(Debug)]
+struct Shell(Arc<Followings>);
+
+impl FollowingShell for Shell {
+    fn with(&self, act: &mut dyn FnMut(&mut Following)) {
+        act(&mut self.0.following.lock().unwrap());
+    }
+
+    fn wake(&self, stream: StreamId) {
+        self.0.woken.lock().unwrap().push(stream);
+    }
+}
+
+/// The state that the streams of a volume share.
+pub(crate) fn stream_shared(shape: &Shape, followings: &Arc<Followings>) -> StreamShared {
+    let (flush_failures, read_barrier) = shared(shape);
+    let following = SharedFollowing::new(Box::new(Shell(Arc::clone(followings))));
+    StreamShared {
+        flush_failures,
+        read_barrier,
+        stream_numbers: Arc::default(),
+        redirections: Arc::<Redirected>::default(),
+        following: Arc::new(following),
+    }
 }

@@ -170,7 +170,10 @@ impl Stream {
         let is_read = matches!(op, Op::Read(..) | Op::ReadApart(..));
         self.watchers.may_begin(!is_read, core.now);
         let done = match op {
-            Op::Group { writes, durable } => self.group(&writes, durable, process, core),
+            Op::Group { writes, durable } => self.group(&writes, durable, None, process, core),
+            Op::Followed { writes, durable, follower } => {
+                self.group(&writes, durable, Some(follower), process, core)
+            }
             Op::WaitComplete => self.wait(Until::Complete(last), core),
             Op::WaitDurable => self.wait(Until::Durable(last), core),
             Op::Read(block, blocks) if core.now / US % 4 != 1 => self.read(block, blocks, core),
@@ -290,6 +293,7 @@ impl Stream {
         &mut self,
         intended: &[WriteOp],
         durable: bool,
+        follower: Option<u16>,
         process: &mut Process<'_, '_>,
         core: &mut Core,
     ) -> Done {
@@ -329,13 +333,23 @@ impl Stream {
         }
         let tag = core.tags + 1;
         let Some(driver) = self.driver() else { return Done::Ended };
-        match driver.admit(&mut writes, tag, durable) {
-            Ok(seq) => {
+        let admitted = match follower {
+            None => driver.admit(&mut writes, tag, durable).map(|seq| (seq, None)),
+            Some(follower) => driver
+                .admit_followed(&mut writes, tag, durable, StreamId(follower))
+                .map(|(seq, way)| (seq, Some((follower, way)))),
+        };
+        match admitted {
+            Ok((seq, followed)) => {
                 let full = driver.should_send();
                 core.tags = tag;
                 let written = parts.iter().map(|(first, blocks, _)| ((*first).into(), *blocks));
                 process.ownership_checker.note(StreamId(id), written, seq);
                 self.was_submitted(seq, &submitted, durable, core);
+                if let Some((follower, way)) = followed {
+                    core.trace(|| format!("stream {id}: stream {follower} follows it: {way:?}"));
+                    core.oracle.followed((self.era, id), seq, follower, way);
+                }
                 if full || core.rng.percent(POLLED) {
                     self.round(core);
                     self.check_marks(process.ownership_checker, process.drives, core);
@@ -356,7 +370,12 @@ impl Stream {
                 self.has_failed_with(failure, core);
                 Done::Again(Call::None)
             }
-            Err(Refusal::TooLarge(_) | Refusal::TooManyEntries | Refusal::Empty) => Done::Ended,
+            Err(
+                Refusal::TooLarge(_)
+                | Refusal::TooManyEntries
+                | Refusal::Empty
+                | Refusal::NoFollower,
+            ) => Done::Ended,
         }
     }
 

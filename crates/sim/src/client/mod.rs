@@ -8,6 +8,7 @@ pub mod claimant;
 mod command_text;
 mod committer;
 mod duties;
+mod following;
 mod opening;
 pub mod plain_host;
 pub(crate) mod process;
@@ -36,6 +37,7 @@ use riopipe_session::initiator::volume::state::VolumeState;
 use riopipe_session::initiator::volume::streams::{StreamsRecovery, VolumeRelease};
 use riopipe_session::wire as rio;
 
+use self::following::WokenStreams;
 use self::server::{Server, TargetEvent};
 use self::stream::{Stream, StreamMessage};
 use crate::core::{Core, Ev, MS, US};
@@ -74,6 +76,8 @@ struct Volume {
     topology: Topology,
     nsids: Vec<u32>,
     shared: StreamShared,
+    /// The streams that another one has woken.
+    woken: WokenStreams,
     /// The description of the volume for the recovery of its streams.
     config: OpeningConfig,
     state: VolumeState,

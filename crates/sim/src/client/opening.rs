@@ -2,6 +2,7 @@
 //! oracle.
 
 use riopipe_order::attribute::StreamId;
+use riopipe_order::following::SharedFollowing;
 use riopipe_order::topology::Topology;
 use riopipe_session::claim::ClaimError;
 use riopipe_session::initiator::association::AssociationConfig;
@@ -24,6 +25,7 @@ use riopipe_session::initiator::volume::state::VolumeState;
 use riopipe_session::label::AssembleError;
 use riopipe_session::wire as rio;
 
+use super::following::{FollowingState, WokenStreams};
 use super::server::{ANSWER_NS, Targets, association};
 use super::{Client, Refused, State, Volume, command_text, is_fenced};
 use crate::core::{Core, Ev, MS, US};
@@ -274,6 +276,8 @@ impl Client {
             self.servers[target].manage(config, end, core);
         }
         let has_extension = volume.members.controllers.iter().map(|it| it.extension.is_some());
+        let woken = WokenStreams::default();
+        let shell = FollowingState::new(&woken);
         self.volume = Some(Volume {
             generation: volume.generation,
             era,
@@ -285,7 +289,9 @@ impl Client {
                 read_barrier: ReadBarrier::new(volume.topology.servers().len()),
                 stream_numbers: std::sync::Arc::default(),
                 redirections: std::sync::Arc::<LockedRedirections>::default(),
+                following: std::sync::Arc::new(SharedFollowing::new(Box::new(shell))),
             },
+            woken,
             config: volume.opening_config(),
             topology: volume.topology,
             state,

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use riopipe_nvme::command::Status;
 use riopipe_order::attribute::StreamId;
 use riopipe_order::engine::{Cause, Failure};
+use riopipe_session::initiator::stream_driver::StreamDriver;
 use riopipe_session::initiator::volume::block_ownership::BlockOwnershipChecker;
 use riopipe_session::wire::status;
 
@@ -58,6 +59,12 @@ impl Stream {
 
     /// Reports the failure of the stream.
     pub(super) fn has_failed_with(&mut self, failure: Failure, core: &mut Core) {
+        if let Some(driver) = self.driver() {
+            driver.check_connections(core.now);
+        }
+        while let Some(event) = self.driver().and_then(StreamDriver::next_event) {
+            self.handle_event(event, core);
+        }
         self.failed = true;
         self.call = Call::None;
         self.watchers.end();
@@ -67,6 +74,7 @@ impl Stream {
         let is_status = |code: u16, of: Status| code == of.code();
         let cause = match failure.cause {
             Cause::Disconnected | Cause::TimedOut => Poison::Lost,
+            Cause::OtherStream => Poison::Other,
             Cause::Status(code)
                 if is_status(code, status::STREAM_BUSY)
                     || is_status(code, status::NOT_OWNER)

@@ -566,7 +566,7 @@ impl Stream {
         Ok(received)
     }
 
-    fn handle_event(&mut self, event: StreamEvent, core: &mut Core) {
+    pub(super) fn handle_event(&mut self, event: StreamEvent, core: &mut Core) {
         let id = self.id;
         match event {
             StreamEvent::ConnectionEnded { link } => self.close_connection(link, core),

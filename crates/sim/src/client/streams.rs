@@ -134,7 +134,10 @@ impl Client {
         for id in 0..self.streams.len() as u16 {
             self.continue_start(id, drives, core);
         }
-        while self.calls_ended(drives, core) | self.connect_streams(core) {
+        while self.calls_ended(drives, core)
+            | self.connect_streams(core)
+            | self.wake_followers(drives, core)
+        {
             for id in 0..self.streams.len() as u16 {
                 if self.streams[usize::from(id)].as_ref().is_some_and(Stream::has_messages) {
                     self.wake_stream(id, drives, core);
@@ -161,6 +164,15 @@ impl Client {
             self.wake_background(None, drives, core);
         }
         ended
+    }
+
+    /// Wakes the streams that another one has woken. Returns whether there were any.
+    fn wake_followers(&mut self, drives: &Drives<'_>, core: &mut Core) -> bool {
+        let woken = self.volume.as_ref().map(|volume| volume.woken.take()).unwrap_or_default();
+        for stream in &woken {
+            self.wake_stream(stream.0, drives, core);
+        }
+        !woken.is_empty()
     }
 
     fn continue_start(&mut self, id: u16, drives: &Drives<'_>, core: &mut Core) {

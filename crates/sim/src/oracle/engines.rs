@@ -54,6 +54,8 @@ pub(super) struct Promised {
     cuts: Vec<u64>,
     /// The blocks of the prepare area on each drive; empty if updates are not redirected.
     area: Range<u32>,
+    /// Nothing goes wrong in the scenario.
+    is_faultless: bool,
 }
 
 impl Promised {
@@ -66,6 +68,7 @@ impl Promised {
             commits: BTreeMap::new(),
             cuts: vec![0; scenario.machines.len()],
             area: scenario.volume.first - scenario.volume.prepare..scenario.volume.first,
+            is_faultless: scenario.faults.is_empty(),
         }
     }
 
@@ -78,6 +81,11 @@ impl Promised {
     /// Whether a block of a drive is in the prepare area.
     pub(super) fn is_in_area(&self, lba: u32) -> bool {
         self.area.contains(&lba)
+    }
+
+    /// Whether nothing goes wrong in the scenario.
+    pub(super) const fn is_faultless(&self) -> bool {
+        self.is_faultless
     }
 
     /// Whether it is an engine with an ordering log.
@@ -285,12 +293,12 @@ impl Oracle {
     pub(super) fn may_fail(&self, machine: usize, cause: Poison, now: u64) -> bool {
         let Promised { held, freed, .. } = &self.promised;
         match cause {
-            Poison::Lost => !self.promised.replays(),
+            Poison::Lost => !self.promised.replays() && !self.promised.is_faultless,
             Poison::Fenced => {
                 !self.promised.is_logged()
                     && (*freed || !held[machine] || self.ownership.may_be_fenced(now))
             }
-            Poison::Failed => false,
+            Poison::Other | Poison::Failed => false,
         }
     }
 
@@ -432,15 +440,18 @@ impl Oracle {
     /// With a machine, only its blocks show that: those of others may show what is in a cache.
     fn check_left(&mut self, durable: &[Seq], machine: Option<usize>, drives: &Drives<'_>) {
         let mut reached = durable.to_vec();
+        let mut shown = durable.to_vec();
         let is_shown = |block: &&Block| machine.is_none_or(|machine| block.at.machine == machine);
         for block in self.blocks.iter().filter(is_shown) {
             let content = drives.of(block.at).block(block.at.lba);
             let shows = |wr: &&Wr| wr.place != Place::Discard && wr.is(content);
             for wr in block.writes.iter().filter(shows) {
-                let reached = &mut reached[usize::from(wr.stream)];
-                *reached = (*reached).max(Seq(wr.seq.0 - 1));
+                let stream = usize::from(wr.stream);
+                shown[stream] = shown[stream].max(wr.seq);
+                reached[stream] = reached[stream].max(Seq(wr.seq.0 - 1));
             }
         }
+        self.reach_followed(&shown, &mut reached);
         let wrong = self.blocks.iter().enumerate().find_map(|(number, block)| {
             let content = drives.of(block.at).block(block.at.lba);
             let why = block.misses(&reached, content)?;

@@ -8,6 +8,7 @@ mod blocks;
 mod checks;
 mod engines;
 mod failures;
+mod following;
 mod ownership;
 mod records;
 
@@ -22,6 +23,7 @@ pub use blocks::Where;
 use blocks::{Block, Wr};
 use engines::Promised;
 use failures::Failures;
+use following::Links;
 use ownership::Ownership;
 pub use records::{FoundLog, LogHistory, Record};
 
@@ -189,6 +191,8 @@ pub enum Poison {
     Lost,
     /// Another owner has the volume.
     Fenced,
+    /// A stream had failed with which it shares a group.
+    Other,
     /// An operation failed.
     Failed,
 }
@@ -251,6 +255,7 @@ pub struct Oracle {
     recoveries: u64,
     ownership: Ownership,
     promised: Promised,
+    links: Links,
 }
 
 impl Oracle {
@@ -280,6 +285,7 @@ impl Oracle {
             recoveries: 0,
             ownership: Ownership::new(scenario),
             promised: Promised::new(scenario),
+            links: Links::default(),
         }
     }
 
@@ -343,6 +349,7 @@ impl Oracle {
             let what = format!("stream {stream}: group {seq} was admitted after group {last}");
             self.broken(Promise::P3, what);
         }
+        self.check_follower(era, stream, seq);
         let follows = self.orders_behind(era, stream, seq, writes);
         self.note_seqs(era, stream, seq, writes);
         if !self.is_stale(era) {
@@ -427,11 +434,13 @@ impl Oracle {
         let history = &mut self.eras[era][usize::from(stream)];
         history.complete = complete;
         history.durable = durable;
+        self.followed_durable(era, stream, durable);
     }
 
     /// Notes that the owner of a stream has left it as it is.
     pub fn left(&mut self, era: Era, stream: u16) {
         self.eras[era][usize::from(stream)].failed = true;
+        self.followed_failed(era, stream);
     }
 
     /// Notes that a stream failed.
@@ -440,10 +449,12 @@ impl Oracle {
         let (machine, cause) = (*machine, *cause);
         let history = &mut self.eras[era][usize::from(stream)];
         history.failed = true;
-        if history.affected.contains(&machine)
+        let is_excused = history.affected.contains(&machine)
             || self.is_stale(era)
             || self.may_fail(machine, cause, now)
-        {
+            || self.may_fail_with_other(era, stream, cause == Poison::Other);
+        self.followed_failed(era, stream);
+        if is_excused {
             return;
         }
         // Fencing is not a failure of another part: a claim breaks connections and bindings (trap
@@ -606,6 +617,7 @@ impl Oracle {
     /// Notes that the owner has reopened one stream; `began` is the time at which that started.
     pub fn reopened(&mut self, (era, began): (Era, u64), found: &Recovered, drives: &Drives<'_>) {
         self.recoveries += 1;
+        self.followed_over(era, found.stream);
         self.check_outside(drives);
         let stream = usize::from(found.stream);
         let last = found.last;

@@ -14,7 +14,7 @@ fn new(volatile: &[bool]) -> Opimq<Piece> {
 }
 
 /// Takes all requests that may be sent, each as text with its queue.
-fn step(engine: &mut Opimq<Piece>) -> (Vec<String>, Vec<RequestId>) {
+pub(super) fn step(engine: &mut Opimq<Piece>) -> (Vec<String>, Vec<RequestId>) {
     let mut sent = Vec::new();
     let queues = engine.base().topology.servers().len() as u16 * QUEUES_PER_SERVER;
     loop {
@@ -33,20 +33,28 @@ fn step(engine: &mut Opimq<Piece>) -> (Vec<String>, Vec<RequestId>) {
 fn text(request: &Request<Piece>, queue: u16) -> String {
     let what = match (request.kind, request.order, request.flush_before) {
         (Kind::Flush, _, Some(EpochId { stream: 5, epoch })) => alloc::format!("flush<{epoch}"),
+        (Kind::Flush, _, Some(EpochId { stream, epoch })) => {
+            alloc::format!("flush<{stream}.{epoch}")
+        }
         (Kind::Flush, _, None) => "flush".into(),
         (Kind::Discard, WriteOrder::Orderless, _) => alloc::format!("discard {}", request.lba),
         (_, WriteOrder::Orderless, _) => alloc::format!("plain {}", request.lba),
         (_, WriteOrder::Epochs(order), _) => {
-            assert_eq!((order.own.stream, order.follower), (5, None));
             let barrier = if order.barrier { "|" } else { "" };
-            alloc::format!("{}@{}{barrier}", request.lba, order.own.epoch)
+            let own = order.own;
+            let stream =
+                if own.stream == 5 { String::new() } else { alloc::format!("{}.", own.stream) };
+            let follower = order.follower.map_or(String::new(), |follower| {
+                alloc::format!("&{}.{}", follower.stream, follower.epoch)
+            });
+            alloc::format!("{}@{stream}{}{follower}{barrier}", request.lba, own.epoch)
         }
         other => panic!("{other:?}"),
     };
     alloc::format!("q{queue} {what}")
 }
 
-fn end(engine: &mut Opimq<Piece>, ids: &[RequestId]) {
+pub(super) fn end(engine: &mut Opimq<Piece>, ids: &[RequestId]) {
     for id in ids {
         engine.on_request_done(*id, Ok(()));
     }

@@ -19,6 +19,7 @@ use riopipe_order::engine::{Cause, Engine, Failure, Payload};
 use riopipe_order::entry::Position;
 use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::recovery::ListedEntry;
+use riopipe_order::write_order::DriveOrder;
 
 use super::connection::{BUSY_PAUSE_MIN_NS, Loss, SentMark, State, Step};
 use super::{
@@ -134,7 +135,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
 
     /// Handles the failure of the stream, once: leaves the read barrier, so that no other stream
     /// waits for this one, and drops all connections that are not up, because nothing is replayed
-    /// any more.
+    /// any more. If the drive keeps the order of epochs, it drops all connections. The target then
+    /// ends the stream on the drive, and no FLUSH there waits for epochs that will not come.
     #[cold]
     pub(super) fn on_failure(&mut self) {
         if self.failure_handled {
@@ -143,11 +145,17 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.failure_handled = true;
         // Before this stream leaves the read barrier: no reader may rely on what may be lost.
         self.update_redirections();
+        if let Some(followers) = &mut self.followers {
+            // What was durable before concerns no other stream.
+            followers.on_durable(self.marks.durable);
+            followers.fail();
+        }
+        let has_epochs = self.config.engine.capabilities().drive_order == DriveOrder::Epochs;
         for link in 0..self.connections.len() as u16 {
             let server_of_reads = self.server_of_reads(link);
             let connection = &mut self.connections[usize::from(link)];
             connection.participant.leave();
-            if !connection.sends_requests() {
+            if !connection.sends_requests() || has_epochs {
                 connection.drop_connection();
                 connection.state = State::Dead;
                 if let Some(server) = server_of_reads {

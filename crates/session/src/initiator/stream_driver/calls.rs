@@ -20,7 +20,8 @@ pub enum Until {
     /// The group and all earlier groups are durable. The drives are flushed for that, unless a
     /// later group has requested a flush.
     Durable(Seq),
-    /// There is space for groups again.
+    /// There is space for groups again, and no group that the stream follows must become durable
+    /// first.
     Space,
     /// Nothing is in flight.
     Idle,
@@ -126,6 +127,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         match until {
             Until::Complete(seq) => marks.complete >= seq,
             Until::Durable(seq) => marks.durable >= seq,
+            Until::Space if self.session.must_wait_for_followed() => false,
             Until::Space => {
                 let is_idle = engine.is_idle() && !engine.awaits_reads();
                 engine.payload_freed_up_to() > self.freed_up_to || is_idle
@@ -276,6 +278,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         let last = self.session.engine().last_admitted();
         self.session.ask_durable(last);
         self.session.ask_home(last);
+        self.session.set_closing(true);
         self.has_unsent = true;
         self.closing = Some(Closing::GroupsDurable(last));
     }
@@ -283,6 +286,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     /// Ends the close before it is done. The stream continues.
     pub fn give_up_close(&mut self) {
         self.closing = None;
+        self.session.set_closing(false);
         self.session.give_up_marks();
     }
 
@@ -310,6 +314,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
                 }
                 Some(Closing::MarksConfirmed { last }) if self.session.marks_confirmed()? => {
                     self.closing = None;
+                    self.session.set_closed();
                     let released = self.session.engine().released();
                     return Ok(Some(Closed { last, released }));
                 }

@@ -31,6 +31,7 @@ use alloc::vec::Vec;
 
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::engine::{Failure, Marks, Payload, Refusal, Write};
+use riopipe_order::following::FollowWay;
 use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::topology::Topology;
 
@@ -171,13 +172,35 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         durable: bool,
     ) -> Result<Seq, Refusal> {
         let seq = self.session.admit(writes, tag, durable)?;
+        self.count_admitted(durable);
+        Ok(seq)
+    }
+
+    /// As [`admit`](Self::admit), for a group that another stream of the volume follows. It should
+    /// be sent at once. Returns how the stream follows it.
+    ///
+    /// # Errors
+    /// As [`admit`](Self::admit), and [`Refusal::NoFollower`].
+    pub fn admit_followed(
+        &mut self,
+        writes: &mut [Write<P>],
+        tag: u64,
+        durable: bool,
+        follower: StreamId,
+    ) -> Result<(Seq, FollowWay), Refusal> {
+        let admitted = self.session.admit_followed(writes, tag, durable, follower)?;
+        // The follower waits for it, or the drive holds back what the follower writes.
+        self.count_admitted(true);
+        Ok(admitted)
+    }
+
+    fn count_admitted(&mut self, is_awaited: bool) {
         self.admitted_count += 1;
-        if durable && !probe::is_bug_planted(Plant::P8DurableUnsent) {
+        if is_awaited && !probe::is_bug_planted(Plant::P8DurableUnsent) {
             // A thread waits until the group is durable, or will do so. The owner may make no
             // further call before that, so the group is sent at once.
             self.admitted_count = UNSENT_GROUPS_MAX;
         }
-        Ok(seq)
     }
 
     /// Checks whether a group of one write fits into all bounds once nothing else is in flight.
@@ -222,7 +245,11 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         // If the last group has changed, the engine has inserted a flush of its own, and the flush
         // must be sent.
         self.has_unsent |= self.session.engine().last_admitted() != last;
-        polled.inspect_err(|failure| self.failure = Some(*failure))
+        polled.inspect_err(|failure| {
+            self.failure = Some(*failure);
+            // The session may have dropped connections.
+            self.connections_changed = true;
+        })
     }
 
     /// The marks that were delivered last, also of a stream that has failed since.

@@ -18,6 +18,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use riopipe_order::engine::{Limits, Payload, engine};
+use riopipe_order::following::SharedFollowing;
 use riopipe_order::probe::{self, Plant};
 use riopipe_order::topology::Topology;
 
@@ -67,6 +68,8 @@ pub struct StreamShared {
     pub stream_numbers: Arc<StreamNumbers>,
     /// The redirected blocks (promise P9).
     pub redirections: Arc<dyn SharedRedirections>,
+    /// The groups that other streams follow.
+    pub following: Arc<SharedFollowing>,
 }
 
 /// The numbers that streams have in commands to drives that keep their order. Each opening of a
@@ -352,7 +355,10 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
     #[must_use]
     pub fn into_driver(self) -> Option<StreamDriver<P>> {
         match self.progress {
-            Progress::Binding(driver) if driver.session.is_ready() == Ok(true) => Some(*driver),
+            Progress::Binding(driver) if driver.session.is_ready() == Ok(true) => {
+                driver.session.set_open();
+                Some(*driver)
+            }
             _ => None,
         }
     }
@@ -369,12 +375,13 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
                 merged_blocks_max = merged_blocks_max.min(capsule_blocks);
             }
         }
+        let stream_number = self.shared.stream_numbers.next();
         let limits = Limits {
             kept_bytes_max: *kept_bytes_max,
             merge: *merge,
             merged_blocks_max,
             start: config.start,
-            stream_number: self.shared.stream_numbers.next(),
+            stream_number,
             prepare: topology.prepare_part(config.stream),
         };
         let engine = engine(config.engine, topology.clone(), limits);
@@ -387,7 +394,11 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
             &self.shared.read_barrier,
         );
         let session = session.redirecting(&self.shared.redirections);
-        let session = if *reads_only { session.reads_only() } else { session };
+        let session = if *reads_only {
+            session.reads_only()
+        } else {
+            session.following(&self.shared.following, stream_number)
+        };
         let depth = commands_per_queue(&self.spec);
         StreamDriver::new(session, qids.iter().map(|qid| (*qid, depth)))
     }
