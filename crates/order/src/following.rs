@@ -13,6 +13,24 @@
 //!
 //! Each stream is driven by a thread of its own. [`Following`] is the state that they share. It
 //! decides alone, and [`SharedFollowing`] gives all threads access to it.
+//!
+//! # No stream waits for ever
+//!
+//! A write of an epoch waits in the drive for all earlier epochs of its streams. With dual-stream
+//! writes these are also epochs of another stream, which another thread sends.
+//!
+//! - *The waits have no circle.* An epoch gets its numbers in all its streams at once. So in the
+//!   drive it waits only for epochs that got their numbers earlier.
+//! - *The queues let the oldest pass.* Requests leave each stream in the order of their numbers. So
+//!   the commands that fill a queue before the oldest epoch has left are of that epoch, or wait for
+//!   nothing: their answers come, and free its slots. Only a FLUSH may get its answer later than it
+//!   has to (trap T29). An epoch of one stream gets its number when its first write leaves. From then
+//!   on it has a slot that only its own writes use. A dual-stream write gets its numbers earlier, and
+//!   so only if no FLUSH of its stream is queued or in flight.
+//! - *A thread sends what has a number.* If requests with numbers have not left, or their data has not,
+//!   and the stream shares a dual-stream write, the background thread drives the stream whenever its
+//!   owner is in no call ([`Following::is_needed`]). A follower that waits has the same need: the
+//!   stream of the group must read the answer.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -50,6 +68,9 @@ struct Stream {
     state: State,
     /// Whether a stream has failed with which this one shares a group.
     must_fail: bool,
+    /// Whether requests that have their numbers, or data of commands, have not left the initiator,
+    /// or may not have: a stream reports it from the first group with a follower on.
+    has_unsent: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +96,8 @@ struct Link {
 impl Following {
     /// Adds a stream that is started with this number.
     pub fn start(&mut self, id: StreamId, number: u16) {
-        self.streams.insert(number, Stream { id, state: State::Starting, must_fail: false });
+        let stream = Stream { id, state: State::Starting, must_fail: false, has_unsent: true };
+        self.streams.insert(number, stream);
     }
 
     /// Notes that a stream is open. From now on it can follow groups.
@@ -102,8 +124,15 @@ impl Following {
         self.streams.iter().find(can_follow).map(|(other, _)| *other)
     }
 
-    /// Notes that `follower` follows group `seq` of stream `number`.
-    pub fn follow(&mut self, number: u16, seq: Seq, follower: u16, way: FollowWay) {
+    /// Notes that `follower` follows group `seq` of stream `number`. Returns the streams that must be
+    /// woken: the drive keeps the group back until the follower has sent what is before it.
+    pub fn follow(
+        &mut self,
+        number: u16,
+        seq: Seq,
+        follower: u16,
+        way: FollowWay,
+    ) -> Vec<StreamId> {
         let is_open = |number| {
             let state = self.streams.get(&number).map(|stream: &Stream| stream.state);
             matches!(state, Some(State::Open | State::Closing))
@@ -114,6 +143,45 @@ impl Following {
             // It has failed since its number was asked for. The drive may never map the writes.
             self.set_must_fail(number);
         }
+        if self.is_needed(follower) {
+            self.id_of(follower).into_iter().collect()
+        } else {
+            Vec::new()
+        }
+    }
+
+    /// Notes whether requests of a stream that have their numbers, or data of its commands, have not
+    /// left the initiator, because a queue or a connection has no space or the target has not asked
+    /// for the data.
+    pub fn set_unsent(&mut self, number: u16, has_unsent: bool) {
+        if let Some(stream) = self.streams.get_mut(&number) {
+            stream.has_unsent = has_unsent;
+        }
+    }
+
+    /// Whether another stream needs that a thread drives this one, also while its owner does not
+    /// call: see the [module](self). A stream that must fail is driven until it has failed, because
+    /// the drive keeps back FLUSHes for what it has not sent.
+    #[must_use]
+    pub fn is_needed(&self, number: u16) -> bool {
+        let Some(stream) = self.streams.get(&number) else { return false };
+        if stream.state == State::Failed || probe::is_bug_planted(Plant::FollowNotDriven) {
+            return false;
+        }
+        let needs = |link: &Link| match link.way {
+            FollowWay::Dual => {
+                stream.has_unsent && (link.stream == number || link.follower == number)
+            }
+            FollowWay::Waits => link.stream == number,
+        };
+        stream.must_fail || self.links.iter().any(needs)
+    }
+
+    /// As [`is_needed`](Self::is_needed), for the opening of a stream that is not over.
+    #[must_use]
+    pub fn is_stream_needed(&self, id: StreamId) -> bool {
+        let mut openings = self.streams.iter().filter(|(_, stream)| stream.id == id);
+        openings.any(|(number, _)| self.is_needed(*number))
     }
 
     /// Whether a stream must admit no group, since it follows one that is not durable.
@@ -222,13 +290,18 @@ impl Following {
     }
 }
 
+/// The version of a state that has not changed.
+const FIRST_VERSION: u64 = 1;
+
 /// The part of the program that lets several threads use a [`Following`]. Each of its calls ends
 /// soon.
 pub trait FollowingShell: fmt::Debug + Send + Sync {
     /// Calls `act` once. No other thread has the state meanwhile.
     fn with(&self, act: &mut dyn FnMut(&mut Following));
 
-    /// Wakes the thread that drives a stream, so that it polls the stream soon.
+    /// Wakes the thread that drives a stream, so that it polls the stream soon; also the background
+    /// thread, which drives it if its owner is in no call and it
+    /// [is needed](SharedFollowing::is_needed).
     fn wake(&self, stream: StreamId);
 }
 
@@ -245,7 +318,7 @@ impl SharedFollowing {
     /// The state behind this shell.
     #[must_use]
     pub fn new(shell: Box<dyn FollowingShell>) -> Self {
-        Self { version: AtomicU64::new(1), shell }
+        Self { version: AtomicU64::new(FIRST_VERSION), shell }
     }
 
     /// Uses the state.
@@ -273,6 +346,19 @@ impl SharedFollowing {
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
+    }
+
+    /// Whether a group may have a follower.
+    #[inline]
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        self.version() != FIRST_VERSION
+    }
+
+    /// Whether another stream needs that a thread drives this one ([`Following::is_needed`]).
+    #[must_use]
+    pub fn is_needed(&self, stream: StreamId) -> bool {
+        self.is_used() && self.with(|following| following.is_stream_needed(stream))
     }
 }
 
@@ -319,6 +405,35 @@ mod tests {
         assert!(!following.is_followed(1) && following.is_followed(3));
         assert_eq!(following.on_durable(3, Seq(9)), [B]);
         assert!(!following.must_wait(2));
+    }
+
+    #[test]
+    fn p8_a_stream_is_needed_while_another_one_waits_for_what_it_has_not_sent() {
+        let needed = |following: &Following| [1, 2, 3].map(|number| following.is_needed(number));
+        let mut following = three();
+        following.set_unsent(1, false);
+        assert_eq!(needed(&following), [false; 3], "no stream waits for another one");
+        assert_eq!(following.follow(1, Seq(1), 2, FollowWay::Dual), [B], "it has not sent all");
+        assert_eq!(needed(&following), [false, true, false], "A has sent all");
+        assert!(following.is_stream_needed(B) && !following.is_stream_needed(A));
+        following.set_unsent(1, true);
+        following.set_unsent(2, false);
+        assert_eq!(needed(&following), [true, false, false]);
+        following.on_durable(1, Seq(1));
+        assert_eq!(needed(&following), [false; 3]);
+
+        // The stream of the group must read the answer.
+        assert_eq!(following.follow(2, Seq(1), 1, FollowWay::Waits), vec![]);
+        assert_eq!(needed(&following), [false, true, false]);
+        following.on_durable(2, Seq(1));
+        assert_eq!(needed(&following), [false; 3]);
+
+        // It learns that it must fail.
+        following.follow(1, Seq(2), 2, FollowWay::Dual);
+        following.fail(1);
+        assert_eq!(needed(&following), [false, true, false]);
+        following.fail(2);
+        assert_eq!(needed(&following), [false; 3], "nothing of it will be sent");
     }
 
     #[test]

@@ -344,6 +344,9 @@ named! {
         OpimqFollowerUnknown = "opimq-follower-unknown",
         /// A group that a stream can't follow in the drive is not waited for.
         FollowNotWaited = "follow-not-waited",
+        /// No thread drives a stream whose owner is not calling, although another stream waits for
+        /// what it has not sent.
+        FollowNotDriven = "follow-not-driven",
         /// A stream goes on although a stream that it follows has failed.
         FollowFailureIgnored = "follow-failure-ignored",
         /// Engine `none` reports groups as durable that are only complete.

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use riopipe_net::{Event, Interest, Owned, Poller, PollerError, Waker, now_ns};
 use riopipe_order::attribute::StreamId;
+use riopipe_order::following::SharedFollowing;
 use riopipe_session::initiator::stream_driver::{BackgroundConfig, BackgroundDriver, Finding};
 
 use crate::failure::{Exhausted, StreamFailure};
@@ -32,6 +33,15 @@ const RETRY_PAUSE: Duration = Duration::from_millis(50);
 pub(crate) struct OpenStream {
     pub(crate) shell: Arc<Owned<StreamShell>>,
     pub(crate) handle: Arc<StreamHandle>,
+    /// The state that the streams of the volume share.
+    pub(crate) following: Arc<SharedFollowing>,
+}
+
+impl OpenStream {
+    /// Whether another thread, or another stream, waits for this one.
+    fn is_awaited(&self, id: StreamId) -> bool {
+        self.handle.published_marks.is_awaited() || self.following.is_needed(id)
+    }
 }
 
 /// The open streams of a volume. While there are any, a thread drives those whose owners are not
@@ -229,7 +239,7 @@ impl Worker<'_> {
         let has_event = |id: StreamId| events.iter().any(|event| event.token == u64::from(id.0));
         let is_awaited = |id| {
             let entry = self.streams.get(&id);
-            entry.is_some_and(|entry| entry.stream.handle.published_marks.is_awaited())
+            entry.is_some_and(|entry| entry.stream.is_awaited(id))
         };
         for (id, must_drive) in self.driver.due(now, has_event, is_awaited) {
             self.check_stream(id, must_drive, now);
@@ -240,16 +250,18 @@ impl Worker<'_> {
     /// Takes a stream if its owner is in no call, and drives it if the driver decides so.
     fn check_stream(&mut self, id: StreamId, must_drive: bool, now: u64) {
         let Some(WorkerStream { stream, .. }) = self.streams.get(&id) else { return };
-        let OpenStream { shell, handle } = stream;
         // A request at the flag makes the owner wake this thread at the end of its call. Without a
         // waiter that would only cost time, so no request is left.
-        let is_awaited = handle.published_marks.is_awaited();
-        let taken = if is_awaited { shell.take_or_request() } else { shell.try_take() };
+        let is_awaited = stream.is_awaited(id);
+        let taken = match is_awaited {
+            true => stream.shell.take_or_request(),
+            false => stream.shell.try_take(),
+        };
         let Some(mut shell) = taken else {
             self.driver.on_owner_in_call(id, is_awaited, now);
             return;
         };
-        let is_awaited = handle.published_marks.is_awaited();
+        let is_awaited = stream.is_awaited(id);
         let attention = shell.driver.attention_mut();
         if self.driver.check(id, must_drive, is_awaited, attention, now) == Finding::Drive {
             let next = shell.drive_in_background(self.driver.config().flush_ns);

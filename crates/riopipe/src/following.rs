@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, Weak};
 
+use riopipe_net::Waker;
 use riopipe_order::attribute::StreamId;
 use riopipe_order::following::{Following, FollowingShell, SharedFollowing};
 
@@ -25,6 +26,7 @@ impl StreamHandles {
 struct FollowingState {
     following: Mutex<Following>,
     handles: StreamHandles,
+    background: Waker,
 }
 
 impl FollowingShell for FollowingState {
@@ -36,12 +38,20 @@ impl FollowingShell for FollowingState {
         let handle = lock(&self.handles.0).get(&stream).and_then(Weak::upgrade);
         if let Some(handle) = handle {
             handle.waker().wake();
+            self.background.wake();
         }
     }
 }
 
-/// The shared state of a volume without open streams.
-pub(crate) fn shared_following(handles: &StreamHandles) -> Arc<SharedFollowing> {
-    let state = FollowingState { following: Mutex::default(), handles: handles.clone() };
+/// The shared state of a volume without open streams. `background` wakes its background thread.
+pub(crate) fn shared_following(
+    handles: &StreamHandles,
+    background: &Waker,
+) -> Arc<SharedFollowing> {
+    let state = FollowingState {
+        following: Mutex::default(),
+        handles: handles.clone(),
+        background: background.clone(),
+    };
     Arc::new(SharedFollowing::new(Box::new(state)))
 }

@@ -91,7 +91,7 @@ pub(crate) fn open(
     if !recovery.is_nothing() {
         tracing::info!(%recovery, "a crash was recovered from");
     }
-    let volume = open_volume(finished, members, request);
+    let volume = open_volume(finished, members, request, &background);
     Ok(Opened { volume, background, recovery })
 }
 
@@ -474,6 +474,7 @@ fn open_volume(
     finished: FinishedOpening,
     addrs: &[MemberAddr],
     request: &OpenRequest<'_>,
+    background: &BackgroundThread,
 ) -> Arc<OpenVolume> {
     let FinishedOpening { targets, opened, .. } = finished;
     let info = volume_info(&opened, addrs);
@@ -500,7 +501,7 @@ fn open_volume(
         read_barrier: ReadBarrier::new(opened.topology.servers().len()),
         stream_numbers: Arc::default(),
         redirections: Arc::default(),
-        following: shared_following(&stream_handles),
+        following: shared_following(&stream_handles, background.waker()),
         stream_handles,
         opening_config: opened.opening_config(),
         nsids: members.namespaces.iter().map(|namespace| namespace.nsid).collect(),

@@ -11,11 +11,12 @@ use crate::stream_shell::StreamShell;
 use crate::waiters::wake_all;
 
 /// See the [module](self). The end of the call also wakes the waiters whose marks the call has reached.
-/// It wakes the background thread in two cases:
+/// It wakes the background thread in three cases:
 ///
 /// - The background thread drove the stream before the call. It must check again when the owner stops
 ///   calling.
 /// - The background thread has left a request for the stream during the call.
+/// - Another stream waits for what this one has not sent.
 pub(crate) struct OwnerCall<'a> {
     /// `Some` until the end of the call.
     shell: Option<Taken<'a, StreamShell>>,
@@ -60,8 +61,9 @@ impl Drop for OwnerCall<'_> {
         self.handle.published_marks.on_owner_call_end();
         let Some(mut shell) = self.shell.take() else { return };
         let due_wakers = shell.take_due_wakers();
+        let is_needed = shell.driver.owner_call_ends();
         let is_requested = shell.end();
-        if is_requested || self.was_driven_in_background {
+        if is_requested || is_needed || self.was_driven_in_background {
             self.background.wake();
         }
         if !due_wakers.is_empty() {

@@ -95,7 +95,11 @@ impl Stream {
     ) -> Result<Self, Exhausted> {
         let id = shell.id();
         let shell = Arc::new(Owned::new(shell));
-        let open = OpenStream { shell: Arc::clone(&shell), handle: Arc::clone(&handle) };
+        let open = OpenStream {
+            shell: Arc::clone(&shell),
+            handle: Arc::clone(&handle),
+            following: Arc::clone(&volume.following),
+        };
         let spin_ns = nanos(volume.connect_options.spin);
         let stream = Self {
             id,

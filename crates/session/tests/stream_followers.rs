@@ -7,33 +7,35 @@ use std::sync::Arc;
 
 use peer::target::{Command, Script};
 use riopipe_order::attribute::{Seq, StreamId};
-use riopipe_order::engine::{Bound, Cause, Refusal};
+use riopipe_order::engine::{Bound, Cause, EngineKind, Op, Place, Refusal, Write};
 use riopipe_order::following::FollowWay;
 use riopipe_session::initiator::stream_driver::{
     StartStep, StreamDriver, StreamShared, StreamSpec, StreamStart, Until, WaitEnd,
 };
 use riopipe_testkit::peer;
-use stream_rig::{Followings, MS, Piece, Shape, all, new_queue, stream_shared, write};
+use stream_rig::{Followings, MS, Piece, Shape, all, new_queue, piece, stream_shared, write};
 
 const NOW: u64 = 1 << 40;
 
 /// A stream that is bound on its target.
 struct Rig {
     driver: StreamDriver<Piece>,
-    script: Script,
+    /// The target's part of each connection.
+    scripts: Vec<Script>,
 }
 
 /// Carries bytes between a stream and its target, until none moves.
-fn carry(driver: &mut StreamDriver<Piece>, script: &mut Script) {
-    loop {
+fn carry(driver: &mut StreamDriver<Piece>, scripts: &mut [Script]) {
+    let mut moved = true;
+    while std::mem::take(&mut moved) {
         driver.pump(NOW);
-        let bytes = all(driver.outbox(0));
-        script.take(&bytes);
-        let input = std::mem::take(&mut script.output);
-        if bytes.is_empty() && input.is_empty() {
-            return;
+        for (link, script) in (0..).zip(&mut *scripts) {
+            let bytes = all(driver.outbox(link));
+            script.take(&bytes);
+            let input = std::mem::take(&mut script.output);
+            moved |= !bytes.is_empty() || !input.is_empty();
+            driver.received(link, NOW, &input, &mut |_, _| ()).unwrap();
         }
-        driver.received(0, NOW, &input, &mut |_, _| ()).unwrap();
     }
 }
 
@@ -44,32 +46,41 @@ impl Rig {
             topology: shape.topology(),
             kept_bytes_max: 1 << 20,
             merge: shape.merge,
-            qids: vec![5],
+            qids: (5..5 + shape.engine.capabilities().queues_per_server).collect(),
             reads_only: false,
         };
         let mut start = StreamStart::new(spec, shared, 10_000 * MS, NOW);
-        assert!(matches!(start.step(NOW), StartStep::Connect(_)));
-        start.connected(0, new_queue(shape), NOW);
-        let mut script = Script::default();
-        carry(start.driver().unwrap(), &mut script);
-        for bind in std::mem::take(&mut script.commands) {
-            script.answer(&bind, 0, u64::from(shape.slots) | 1 << 32);
+        let mut scripts = Vec::new();
+        while let StartStep::Connect(request) = start.step(NOW) {
+            start.connected(request.link, new_queue(shape), NOW);
+            scripts.push(Script::default());
         }
-        carry(start.driver().unwrap(), &mut script);
+        carry(start.driver().unwrap(), &mut scripts);
+        for script in &mut scripts {
+            for bind in std::mem::take(&mut script.commands) {
+                script.answer(&bind, 0, u64::from(shape.slots) | 1 << 32);
+            }
+        }
+        carry(start.driver().unwrap(), &mut scripts);
         assert_eq!(start.step(NOW), StartStep::Ready);
-        Self { driver: start.into_driver().unwrap(), script }
+        Self { driver: start.into_driver().unwrap(), scripts }
+    }
+
+    /// The commands that have come over the first connection.
+    fn take(&mut self) -> Vec<Command> {
+        carry(&mut self.driver, &mut self.scripts);
+        std::mem::take(&mut self.scripts[0].commands)
     }
 
     fn take_one(&mut self) -> Command {
-        carry(&mut self.driver, &mut self.script);
-        let mut commands = std::mem::take(&mut self.script.commands);
+        let mut commands = self.take();
         assert_eq!(commands.len(), 1, "one command, not {commands:x?}");
         commands.remove(0)
     }
 
     fn answer(&mut self, command: &Command) {
-        self.script.answer(command, 0, 0);
-        carry(&mut self.driver, &mut self.script);
+        self.scripts[0].answer(command, 0, 0);
+        carry(&mut self.driver, &mut self.scripts);
     }
 
     fn submit(&mut self, lba: u64) -> Seq {
@@ -80,10 +91,14 @@ impl Rig {
 /// Streams 3 and 4 of a volume on one drive with power-loss protection, and the streams that were
 /// woken.
 fn two_streams() -> (Rig, Rig, Arc<Followings>) {
-    let (shape, followings) = (Shape::of(1, false), Arc::default());
-    let shared = stream_shared(&shape, &followings);
-    let leader = Rig::new(&shape, 3, shared.clone());
-    (leader, Rig::new(&shape, 4, shared), followings)
+    two_streams_of(&Shape::of(1, false))
+}
+
+fn two_streams_of(shape: &Shape) -> (Rig, Rig, Arc<Followings>) {
+    let followings = Arc::default();
+    let shared = stream_shared(shape, &followings);
+    let leader = Rig::new(shape, 3, shared.clone());
+    (leader, Rig::new(shape, 4, shared), followings)
 }
 
 fn woken(followings: &Followings) -> Vec<StreamId> {
@@ -113,6 +128,77 @@ fn a_follower_takes_no_group_before_the_group_is_durable() {
     assert_eq!(woken(&followings), [StreamId(4)]);
     assert_eq!(follower.driver.wait_step(Until::Space, None, || 0), Some(WaitEnd::Reached));
     assert_eq!(follower.submit(2), Seq(1));
+}
+
+#[test]
+fn p8_a_stream_is_driven_while_its_follower_waits() {
+    let (mut leader, mut follower, _) = two_streams();
+    assert!(!leader.driver.owner_call_ends(), "no group has a follower");
+    leader.driver.admit_followed(&mut [write(1, 1)], 0, false, StreamId(4)).unwrap();
+    let command = leader.take_one();
+    assert!(leader.driver.owner_call_ends(), "a thread must read the answer");
+    assert!(!follower.driver.owner_call_ends());
+    leader.answer(&command);
+    leader.driver.marks().unwrap();
+    assert!(!leader.driver.owner_call_ends());
+}
+
+/// Streams 3 and 4 of engine `opimq` on one drive. The target knows both.
+fn two_opimq_streams() -> (Rig, Rig, Arc<Followings>) {
+    let shape = Shape { engine: EngineKind::Opimq, depth: 2, ..Shape::of(1, false) };
+    let (mut leader, mut follower, followings) = two_streams_of(&shape);
+    for stream in [&mut leader, &mut follower] {
+        stream.submit(0);
+        let command = stream.take_one();
+        stream.answer(&command);
+        stream.driver.marks().unwrap();
+    }
+    (leader, follower, followings)
+}
+
+/// With power-loss protection a dual-stream write completes when all that is before it in both
+/// streams has come. So neither owner need call for that.
+#[test]
+fn p8_streams_that_share_a_dual_stream_write_are_driven_until_all_is_sent() {
+    let (mut leader, mut follower, followings) = two_opimq_streams();
+    // The epoch has begun, and the queue has no space for its last write.
+    let mut group = [write(1, 1), write(3, 3), write(5, 5)];
+    follower.driver.admit(&mut group, 0, false).unwrap();
+    let behind = follower.take();
+    assert_eq!(behind.len(), 2);
+    assert!(!follower.driver.owner_call_ends(), "nothing waits for it");
+
+    let mut group = [write(2, 2), write(4, 4), write(6, 6)];
+    let admitted = leader.driver.admit_followed(&mut group, 0, false, StreamId(4)).unwrap();
+    assert_eq!(admitted.1, FollowWay::Dual);
+    assert_eq!(woken(&followings), [StreamId(4)], "the drive waits for the rest of its epoch");
+    assert!(follower.driver.owner_call_ends());
+    let first = leader.take();
+    assert_eq!(first.len(), 2);
+    assert!(leader.driver.owner_call_ends(), "one write has not left");
+
+    follower.answer(&behind[0]);
+    assert_eq!(follower.take().len(), 1);
+    assert!(!follower.driver.owner_call_ends(), "all is sent");
+    leader.answer(&first[0]);
+    assert_eq!(leader.take().len(), 1);
+    assert!(!leader.driver.owner_call_ends());
+}
+
+#[test]
+fn p8_a_stream_is_driven_until_the_target_has_its_data() {
+    let (mut leader, mut follower, _) = two_opimq_streams();
+    // The data is too long for the command, so the target must ask for it.
+    let op = Op::Write(Place::Fresh, piece(2, 3));
+    let mut group = [Write { lba: 2, blocks: 3, op }];
+    leader.driver.admit_followed(&mut group, 0, false, StreamId(4)).unwrap();
+    leader.driver.pump(NOW);
+    assert!(leader.driver.owner_call_ends(), "the socket has not taken the command");
+    let command = leader.take_one();
+    assert!(leader.driver.owner_call_ends(), "the target has not asked for the data");
+    leader.scripts[0].ask_for_data(&command, 3 * 4096);
+    leader.take();
+    assert!(!leader.driver.owner_call_ends() && !follower.driver.owner_call_ends());
 }
 
 #[test]

@@ -413,6 +413,12 @@ pub trait Engine<P: Payload>: base::HasBase<P> {
         let _ = core;
     }
 
+    /// Whether a request has its place in the order of a drive, and has not left the engine. Other
+    /// streams may wait for it there.
+    fn has_numbered_unsent(&self) -> bool {
+        false
+    }
+
     /// The number of queues that the stream has to each server
     /// ([`Capabilities::queues_per_server`]).
     fn queues_per_server(&self) -> u16 {

@@ -584,6 +584,18 @@ impl<P: Payload> Engine<P> for Opimq<P> {
         self.core = core;
     }
 
+    fn has_numbered_unsent(&self) -> bool {
+        // Requests get their numbers in the order in which they leave, so the first one has one if
+        // any has.
+        self.base.queues.iter().filter_map(|queue| queue.front()).any(|id| {
+            let request = self.base.request(*id);
+            match (request.order, request.flush_before) {
+                (WriteOrder::Epochs(order), _) => order.own != NOT_NUMBERED,
+                (_, before) => before.is_some_and(|before| before != NOT_NUMBERED),
+            }
+        })
+    }
+
     fn queues_per_server(&self) -> u16 {
         QUEUES_PER_SERVER
     }

@@ -181,6 +181,16 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         self.slots.len() - self.free_slots.len()
     }
 
+    /// Whether data of a command has not been put into the outbox, because the target has not asked
+    /// for it.
+    #[must_use]
+    pub fn has_unrequested_data(&self) -> bool {
+        let is_unrequested = |slot: &Slot<P, T>| {
+            slot.in_flight && slot.transfer == Transfer::H2cData && slot.misses_data()
+        };
+        self.in_flight() > 0 && self.slots.iter().any(is_unrequested)
+    }
+
     /// The caller's contexts of the commands in flight, in no order. When the connection has ended,
     /// the caller must replay or fail these commands.
     pub fn outstanding(&self) -> impl Iterator<Item = T> {

@@ -41,6 +41,7 @@ use riopipe_order::engine::{
 use riopipe_order::following::{FollowWay, SharedFollowing};
 use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::topology::Topology;
+use riopipe_order::write_order::DriveOrder;
 
 use super::queue_pair::{Data, Event, QueuePair, SessionError};
 use crate::outbox::Outbox;
@@ -342,6 +343,22 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     #[must_use]
     pub fn must_wait_for_followed(&self) -> bool {
         self.followers.as_ref().is_some_and(Followers::still_refuses)
+    }
+
+    /// Notes that a thread which has driven the stream stops. Returns whether another stream needs
+    /// that a thread drives this one, also while its owner does not call.
+    #[inline]
+    pub fn end_call(&mut self) -> bool {
+        let Self { followers: Some(followers), engine, connections, .. } = self else {
+            return false;
+        };
+        let orders_epochs = self.config.engine.capabilities().drive_order == DriveOrder::Epochs;
+        let is_unsent = |connection: &Connection<P>| {
+            !connection.outbox.is_empty() || connection.queue.has_unrequested_data()
+        };
+        followers.end_call(|| {
+            orders_epochs && (engine.has_numbered_unsent() || connections.iter().any(is_unsent))
+        })
     }
 
     /// Notes whether the owner closes the stream. Then no further group is followed, and what is

@@ -165,8 +165,7 @@ impl Stream {
             core.after(u64::from(us) * US, ev);
             return;
         }
-        let wakes = driver.owner_calls();
-        self.wakes_background |= wakes;
+        self.enter_call();
         let is_read = matches!(op, Op::Read(..) | Op::ReadApart(..));
         self.watchers.may_begin(!is_read, core.now);
         let done = match op {
@@ -451,10 +450,9 @@ impl Stream {
         if self.is_in_call() {
             return;
         }
+        self.enter_call();
         let Some(driver) = self.driver() else { return };
-        let wakes = driver.owner_calls();
         driver.begin_close();
-        self.wakes_background |= wakes;
         self.call = Call::Close;
         self.continue_call(process, core);
     }

@@ -219,11 +219,3 @@ impl Client {
         Some(Some(bytes))
     }
 }
-
-impl Stream {
-    /// A thread of the program enters a call of the stream.
-    fn enter_call(&mut self) {
-        let wakes = self.driver().is_some_and(|driver| driver.owner_calls());
-        self.wakes_background |= wakes;
-    }
-}

@@ -157,6 +157,8 @@ pub(super) struct Stream {
     pub(super) watchers: Watchers,
     /// The end of the owner's call wakes the background driver.
     pub(super) wakes_background: bool,
+    /// The owner has called, and the end of the call was not handled.
+    has_called: bool,
     /// The core on which the thread that drives it runs.
     runs_on: u32,
     /// The last group that has been sent, as far as the connections allow.
@@ -244,6 +246,7 @@ impl Stream {
             call: Call::None,
             watchers: Watchers::default(),
             wakes_background: false,
+            has_called: false,
             runs_on: 0,
             sent: setup.start,
             wakes_at: None,
@@ -372,7 +375,21 @@ impl Stream {
     /// Notes that its owner is in no call any more. Returns whether the background driver must be
     /// woken to notice that.
     pub(super) fn call_ended(&mut self) -> bool {
-        !self.is_in_call() && core::mem::take(&mut self.wakes_background)
+        if self.is_in_call() {
+            return false;
+        }
+        if core::mem::take(&mut self.has_called) {
+            let is_needed = self.driver().is_some_and(StreamDriver::owner_call_ends);
+            self.wakes_background |= is_needed;
+        }
+        core::mem::take(&mut self.wakes_background)
+    }
+
+    /// A thread of the program enters a call of the stream.
+    pub(super) fn enter_call(&mut self) {
+        let wakes = self.driver().is_some_and(StreamDriver::owner_calls);
+        self.wakes_background |= wakes;
+        self.has_called = true;
     }
 
     /// The time at which the thread that starts the stream, or its owner in a call, wakes without

@@ -2,6 +2,8 @@
 //! ask for. An owner's thread drives its stream while it is in a call. The background driver's
 //! thread drives the others.
 
+use std::sync::Arc;
+
 use riopipe_order::attribute::StreamId;
 use riopipe_session::initiator::stream_driver::Finding;
 
@@ -104,10 +106,13 @@ impl Client {
         let flush_ns = self.background.config().flush_ns;
         let has_event = |id: StreamId| event_for == Some(id.0);
         let stream_of = |id: StreamId| self.streams.get(usize::from(id.0)).and_then(Option::as_ref);
-        let awaited = |id| stream_of(id).is_some_and(|stream| !stream.watchers.is_empty());
+        let following = Arc::clone(&volume.shared.following);
+        let is_awaited =
+            |stream: &Stream, id| !stream.watchers.is_empty() || following.is_needed(id);
+        let awaited = |id| stream_of(id).is_some_and(|stream| is_awaited(stream, id));
         for (id, turn) in self.background.due(core.now, has_event, awaited) {
             let Some(Some(stream)) = self.streams.get_mut(usize::from(id.0)) else { continue };
-            let awaited = !stream.watchers.is_empty();
+            let awaited = is_awaited(stream, id);
             if stream.is_in_call() {
                 self.background.on_owner_in_call(id, awaited, core.now);
                 stream.wakes_background |= awaited;
@@ -171,6 +176,9 @@ impl Client {
         let woken = self.volume.as_ref().map(|volume| volume.woken.take()).unwrap_or_default();
         for stream in &woken {
             self.wake_stream(stream.0, drives, core);
+        }
+        if !woken.is_empty() {
+            self.wake_background(None, drives, core);
         }
         !woken.is_empty()
     }

@@ -44,12 +44,15 @@ pub(super) fn choose(scenario: &mut Scenario, seed: u64) {
 pub(super) fn draw(seed: u64, is_opimq: bool) -> Option<Scenario> {
     let mut rng = Rng::new(seed ^ SALT.rotate_left(8));
     let one_in = if is_opimq { ONE_IN_OPIMQ } else { ONE_IN };
-    rng.one_in(one_in).then(|| duals(&mut rng))
+    rng.one_in(one_in).then(|| match rng.below(8) {
+        0 => late_follower(&mut rng),
+        1 | 2 => full_queues(&mut rng),
+        _ => duals(&mut rng),
+    })
 }
 
-/// One drive that keeps the order of epochs. Streams name each other as followers, without a wait,
-/// while the power is cut and connections break. Now and then nothing goes wrong.
-fn duals(rng: &mut Rng) -> Scenario {
+/// A drive that keeps the order of epochs, and streams that each have a share of it.
+fn drive_of_streams(streams: u16, rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(BLOCKS, rng);
     let spec = drive(&mut scenario);
     spec.model =
@@ -59,13 +62,90 @@ fn duals(rng: &mut Rng) -> Scenario {
     }
     scenario.machines[0].cores = *rng.pick(&[1, 2]);
     scenario.volume.engine = Engine::Opimq;
-    scenario.volume.streams = *rng.pick(&[2, 2, 3, 4]);
+    scenario.volume.streams = streams;
     (scenario.volume.unit, scenario.volume.request_blocks) = (12, 12);
+    scenario
+}
+
+/// A write into the share of its stream.
+fn write(stream: u16, streams: u16, place: Place, rng: &mut Rng) -> WriteOp {
+    let share = BLOCKS / u32::from(streams);
+    let blocks = rng.range(1, 3) as u32;
+    let first = u32::from(stream) * share + rng.below(u64::from(share - blocks)) as u32;
+    WriteOp(first, blocks, place)
+}
+
+/// Another stream than this one.
+fn other(stream: u16, streams: u16, rng: &mut Rng) -> u16 {
+    ((u64::from(stream) + 1 + rng.below(u64::from(streams) - 1)) % u64::from(streams)) as u16
+}
+
+/// A stream begins late. Meanwhile others name it as the follower of groups that become durable, and
+/// leave their streams.
+fn late_follower(rng: &mut Rng) -> Scenario {
+    let streams = *rng.pick(&[2, 2, 3]);
+    let mut scenario = drive_of_streams(streams, rng);
+    let group = |stream, follower, rng: &mut Rng| {
+        let writes = (0..rng.range(1, 3)).map(|_| write(stream, streams, Place::InPlace, rng));
+        let (writes, durable) = (writes.collect(), rng.one_in(2));
+        let op = match follower {
+            Some(follower) => Op::Followed { writes, durable, follower },
+            None => Op::Group { writes, durable },
+        };
+        Step { stream, op }
+    };
+    let pause = *rng.pick(&[500, 2_000, 20_000]);
+    let mut steps = vec![Step { stream: 0, op: Op::Pause(pause) }];
+    for leader in 1..streams {
+        for _ in 0..rng.range(1, 3) {
+            steps.push(group(leader, Some(0), rng));
+            steps.push(Step { stream: leader, op: Op::WaitDurable });
+            if rng.one_in(2) {
+                steps.push(Step { stream: leader, op: Op::Restart });
+            }
+        }
+    }
+    steps.extend((0..rng.range(1, 3)).map(|_| group(0, None, rng)));
+    scenario.steps = steps;
+    scenario
+}
+
+/// Queues of a few commands, and groups of many. Owners stop to call while requests have not left,
+/// and the background driver notices that late. Nothing goes wrong.
+fn full_queues(rng: &mut Rng) -> Scenario {
+    let streams = *rng.pick(&[2, 2, 3, 4]);
+    let mut scenario = drive_of_streams(streams, rng);
+    if rng.one_in(2) {
+        let spec = drive(&mut scenario);
+        (spec.plp, spec.model) = (true, Some(ModelKind::OptaneOp));
+    }
+    scenario.volume.request_blocks = *rng.pick(&[1, 1, 2]);
+    scenario.client.depth = *rng.pick(&[2, 2, 4]);
+    scenario.client.not_calling_us = 50_000;
+    scenario.client.think_ns = *rng.pick(&[0, 5_000, 50_000]);
+    let (dual, durable) = (*rng.pick(&[20, 50, 80]), *rng.pick(&[0, 10, 50]));
+    for _ in 0..rng.range(2, 12) {
+        let stream = rng.below(u64::from(streams)) as u16;
+        let writes = (0..rng.range(2, 5)).map(|_| write(stream, streams, Place::InPlace, rng));
+        let (writes, durable) = (writes.collect(), rng.percent(durable));
+        let op = if rng.percent(dual) {
+            Op::Followed { writes, durable, follower: other(stream, streams, rng) }
+        } else {
+            Op::Group { writes, durable }
+        };
+        scenario.steps.push(Step { stream, op });
+    }
+    scenario
+}
+
+/// One drive that keeps the order of epochs. Streams name each other as followers, without a wait,
+/// while the power is cut and connections break. Now and then nothing goes wrong.
+fn duals(rng: &mut Rng) -> Scenario {
+    let streams = *rng.pick(&[2, 2, 3, 4]);
+    let mut scenario = drive_of_streams(streams, rng);
     scenario.client.depth = *rng.pick(&[2, 4, 16, 32]);
     scenario.client.think_ns = *rng.pick(&[0, 0, 5_000]);
     scenario.net.delay_max = *rng.pick(&[6_000, 15_000, 100_000, 300_000]);
-    let streams = u64::from(scenario.volume.streams);
-    let share = BLOCKS / u32::from(scenario.volume.streams);
     let dual = *rng.pick(&[20, 50, 80]);
     let discard = *rng.pick(&[0, 0, 10]);
     let restarts = rng.one_in(3);
@@ -74,16 +154,14 @@ fn duals(rng: &mut Rng) -> Scenario {
         scenario.steps.push(Step { stream: 0, op: Op::Pause(*rng.pick(&[500, 2_000, 20_000])) });
     }
     for _ in 0..rng.range(30, 100) {
-        let stream = rng.below(streams) as u16;
+        let stream = rng.below(u64::from(streams)) as u16;
         let one = |rng: &mut Rng| {
-            let blocks = rng.range(1, 3) as u32;
-            let first = u32::from(stream) * share + rng.below(u64::from(share - blocks)) as u32;
             let place = if rng.percent(discard) { Place::Discard } else { Place::InPlace };
-            WriteOp(first, blocks, place)
+            write(stream, streams, place, rng)
         };
         let writes = (0..rng.range(1, 5)).map(|_| one(rng)).collect();
         let durable = rng.percent(6);
-        let follower = ((u64::from(stream) + 1 + rng.below(streams - 1)) % streams) as u16;
+        let follower = other(stream, streams, rng);
         let op = match rng.below(20) {
             0 => Op::WaitDurable,
             1 => Op::Pause(*rng.pick(&[100, 2_000])),

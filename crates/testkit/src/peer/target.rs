@@ -92,6 +92,8 @@ impl Script {
                         self.commands.push(command);
                     }
                 }
+                // Data that the target has asked for.
+                0x06 => {}
                 other => panic!("PDU {other:#x} was not expected"),
             }
         }
@@ -105,6 +107,16 @@ impl Script {
         out.extend([0, 0, 0, 0]);
         out.extend(command.cid().to_le_bytes());
         out.extend((status << 1).to_le_bytes());
+    }
+
+    /// Asks for the first `len` bytes of a command's data.
+    pub fn ask_for_data(&mut self, command: &Command, len: u32) {
+        let out = &mut self.output;
+        out.extend([9, 0, 24, 0, 24, 0, 0, 0]);
+        out.extend(command.cid().to_le_bytes());
+        out.extend([0; 6]);
+        out.extend(len.to_le_bytes());
+        out.extend([0; 4]);
     }
 
     /// Data, then success; cut or padded to what was asked for.

@@ -22,6 +22,12 @@ pub(super) struct Followers {
     is_followed: bool,
     /// Whether a group was refused because the stream must wait, and none was admitted since.
     has_refused: bool,
+    /// Whether a request with a number, or data of a command, had not left at the end of the last call.
+    has_unsent: bool,
+    /// The version of the shared state from which the next one is.
+    needed_version: u64,
+    /// Whether another stream needs that a thread drives this one.
+    is_needed: bool,
     was_closed: bool,
 }
 
@@ -36,6 +42,9 @@ impl Followers {
             must_fail: false,
             is_followed: false,
             has_refused: false,
+            has_unsent: true,
+            needed_version: 0,
+            is_needed: false,
             was_closed: false,
         }
     }
@@ -83,10 +92,26 @@ impl Followers {
     /// Notes that `follower` follows group `seq`.
     pub(super) fn follow(&mut self, seq: Seq, follower: u16, way: FollowWay) {
         self.is_followed = true;
-        self.shared.change(|following| {
-            following.follow(self.number, seq, follower, way);
-            alloc::vec::Vec::new()
-        });
+        self.shared.change(|following| following.follow(self.number, seq, follower, way));
+    }
+
+    /// Notes at the end of a call whether a request with a number, or data of a command, has not
+    /// left. Returns whether another stream needs that a thread drives this one.
+    #[inline]
+    pub(super) fn end_call(&mut self, has_unsent: impl FnOnce() -> bool) -> bool {
+        if !self.shared.is_used() {
+            return false;
+        }
+        let (version, has_unsent) = (self.shared.version(), has_unsent());
+        if has_unsent != self.has_unsent || version != self.needed_version {
+            (self.has_unsent, self.needed_version) = (has_unsent, version);
+            let number = self.number;
+            self.is_needed = self.shared.with(|following| {
+                following.set_unsent(number, has_unsent);
+                following.is_needed(number)
+            });
+        }
+        self.is_needed
     }
 
     /// Notes that the groups up to `seq` are durable.

@@ -7,9 +7,10 @@
 //! again on a target that comes back. The driver sleeps until a stream that it has taken over has
 //! an event, or until the next owner may have stopped calling.
 //!
-//! A stream is *awaited* if another thread waits for its marks. The driver takes over an awaited
-//! stream at once whenever its owner is in no call: the shell wakes the driver when the first
-//! waiter comes, and when a call of the owner ends. No waiter waits for a timer.
+//! A stream is *awaited* if another thread waits for its marks, or another stream for what it sends
+//! ([`SharedFollowing::is_needed`](riopipe_order::following::SharedFollowing::is_needed)). The driver
+//! takes over an awaited stream at once whenever its owner is in no call: the shell wakes the driver
+//! when the first waiter comes, and when a call of the owner ends. No waiter waits for a timer.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;

@@ -226,6 +226,13 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         self.attention.called()
     }
 
+    /// Ends a call of the owner, before it releases the stream. Returns whether the background driver
+    /// must be woken, because another stream needs that a thread drives this one.
+    #[inline]
+    pub fn owner_call_ends(&mut self) -> bool {
+        self.session.end_call()
+    }
+
     /// The record that the owner and the background driver keep for each other.
     pub fn attention_mut(&mut self) -> &mut Attention {
         &mut self.attention
@@ -402,6 +409,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         flush_ns: u64,
         now: u64,
     ) -> Option<u64> {
+        self.session.end_call();
         if self.failure.is_some() {
             return None;
         }

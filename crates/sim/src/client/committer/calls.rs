@@ -24,8 +24,7 @@ impl Stream {
     ) {
         self.committer = Some(committer);
         self.call = Call::Serve;
-        let wakes = self.driver().is_some_and(|driver| driver.owner_calls());
-        self.wakes_background |= wakes;
+        self.enter_call();
         self.continue_call(process, core);
     }
 
@@ -33,9 +32,10 @@ impl Stream {
     pub(in crate::client) fn act_on_log(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
         let index = usize::from(self.id);
         let is_ready = self.committer.as_ref().is_some_and(|committer| committer.is_ready());
-        let Some(driver) = self.driver() else { return };
-        let wakes = driver.owner_calls();
-        self.wakes_background |= wakes;
+        if self.driver().is_none() {
+            return;
+        }
+        self.enter_call();
         let (steps, begun) = &core.steps[index];
         let step = steps.get(*begun).filter(|_| is_ready && !self.closing);
         let Some(op) = step.map(|step| core.scenario.steps[*step].op.clone()) else { return };
