@@ -247,6 +247,23 @@ fn a_stream_that_starts_anew_ends_what_waits_and_loses_what_is_out_of_order() {
     assert_eq!([0, 1].map(|lba| drive.block(lba)), [1, 9]);
 }
 
+/// A write of streams 4 and 2 is lost when stream 4 starts anew. Then stream 2 fails at an earlier epoch,
+/// which does not concern what stream 4 writes now.
+#[test]
+fn a_stream_that_started_anew_does_not_fail_with_its_old_writes() {
+    let mut drive = Drive::epochs(Tables::PUBLISHED);
+    let follower = |stream, epoch| Some(EpochId { stream, epoch });
+    drive.write(0, 1, write_of(2, 0, follower(1, 0), true));
+    drive.write(1, 2, write_of(4, 0, follower(2, 1), true));
+    drive.start(4, 0);
+    drive.start(1, 0);
+    drive.wait();
+    let flush = drive.flush(2, 1);
+    assert_eq!(drive.wait(), [(flush, Err(Cause::StreamFailed { stream: 2 }))]);
+    let again = [drive.write(1, 3, last(4, 0)), drive.flush(4, 1)].map(|op| (op, Ok(())));
+    assert_eq!(drive.wait(), again);
+}
+
 #[test]
 fn a_failed_write_stops_its_stream_and_those_that_follow_it() {
     let order = Order::of(DriveOrder::Epochs, &FLASH);

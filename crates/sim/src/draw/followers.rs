@@ -46,7 +46,7 @@ pub(super) fn draw(seed: u64, is_opimq: bool) -> Option<Scenario> {
     let one_in = if is_opimq { ONE_IN_OPIMQ } else { ONE_IN };
     rng.one_in(one_in).then(|| match rng.below(8) {
         0 => late_follower(&mut rng),
-        1 | 2 => full_queues(&mut rng),
+        1..=3 => full_queues(&mut rng),
         _ => duals(&mut rng),
     })
 }
@@ -111,7 +111,7 @@ fn late_follower(rng: &mut Rng) -> Scenario {
 }
 
 /// Queues of a few commands, and groups of many. Owners stop to call while requests have not left,
-/// and the background driver notices that late. Nothing goes wrong.
+/// and the background driver notices that late. One owner waits. Nothing goes wrong.
 fn full_queues(rng: &mut Rng) -> Scenario {
     let streams = *rng.pick(&[2, 2, 3, 4]);
     let mut scenario = drive_of_streams(streams, rng);
@@ -124,8 +124,16 @@ fn full_queues(rng: &mut Rng) -> Scenario {
     scenario.client.not_calling_us = 50_000;
     scenario.client.think_ns = *rng.pick(&[0, 5_000, 50_000]);
     let (dual, durable) = (*rng.pick(&[20, 50, 80]), *rng.pick(&[0, 10, 50]));
-    for _ in 0..rng.range(2, 12) {
-        let stream = rng.below(u64::from(streams)) as u16;
+    // The drive has had a command of each stream, so each can be named as a follower.
+    for stream in 0..streams {
+        let writes = vec![write(stream, streams, Place::InPlace, rng)];
+        let begin = [Op::Group { writes, durable: false }, Op::WaitComplete, Op::Pause(500)];
+        scenario.steps.extend(begin.map(|op| Step { stream, op }));
+    }
+    let waiting = rng.below(u64::from(streams)) as u16;
+    let count = rng.range(2, 12);
+    for step in 0..=count {
+        let stream = if step == count { waiting } else { rng.below(u64::from(streams)) as u16 };
         let writes = (0..rng.range(2, 5)).map(|_| write(stream, streams, Place::InPlace, rng));
         let (writes, durable) = (writes.collect(), rng.percent(durable));
         let op = if rng.percent(dual) {
@@ -135,6 +143,8 @@ fn full_queues(rng: &mut Rng) -> Scenario {
         };
         scenario.steps.push(Step { stream, op });
     }
+    // A stream without steps is closed, so its owner calls.
+    scenario.steps.push(Step { stream: waiting, op: Op::WaitDurable });
     scenario
 }
 

@@ -300,11 +300,16 @@ impl Tracker {
         *self = Self { first: first.into(), ..Self::default() };
     }
 
-    /// Begins a stream anew. Its epochs are forgotten.
+    /// Begins a stream anew. Its epochs are forgotten, also as siblings: a failure of another stream
+    /// reaches the old epochs only.
     pub(super) fn start(&mut self, first: EpochId) {
+        let key = Self::key(first.stream);
+        for epoch in self.streams.values_mut().flat_map(|stream| &mut stream.epochs) {
+            epoch.siblings.retain(|sibling| Self::key(sibling.stream) != key);
+        }
         let next = u64::from(first.epoch);
         let begun = Stream { next, epochs: VecDeque::new(), failed_at: None };
-        let Some(old) = self.streams.insert(Self::key(first.stream), begun) else { return };
+        let Some(old) = self.streams.insert(key, begun) else { return };
         self.active -= usize::from(!old.epochs.is_empty());
         for id in old.epochs.iter().flat_map(|epoch| epoch.waiting.keys()) {
             self.lists.remove(id);
