@@ -303,7 +303,7 @@ pub(super) fn differs(block: &Block, machine: &Machine) -> Vec<String> {
             "Linux is wait-on-transfer (X in the paper) with power-loss protection only; on flash it \
              also flushes"
                 .to_owned(),
-            "Rio, and a queue for each thread, are not in the paper".to_owned(),
+            "the paper has neither Rio nor a queue for each thread".to_owned(),
         ],
         Paper::Horae => vec![
             format!("{cores} cores for initiator and target together; the slides state none"),

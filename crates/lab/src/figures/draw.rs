@@ -131,7 +131,8 @@ pub fn whole(figure: &Figure, theme: Theme) -> Result<String, DrawError> {
     let mut svg = String::new();
     let panels = figure.panels.len().max(1);
     let height = figure.panels.iter().map(height_of).max().unwrap_or(SIZE.1);
-    let size = (SIZE.0 * panels as u32, height + HEAD_HEIGHT);
+    let width = (SIZE.0 * panels as u32).max(head_width(figure));
+    let size = (width, height + HEAD_HEIGHT);
     let drawn = on_page(&mut svg, size, theme, |page| {
         let (head, rest) = page.split_vertically(HEAD_HEIGHT);
         draw_head(&head, figure, theme)?;
@@ -145,7 +146,7 @@ pub fn whole(figure: &Figure, theme: Theme) -> Result<String, DrawError> {
 fn height_of(panel: &Panel) -> u32 {
     let (bars, names) = (panel.ticks.len(), panel.curves.len().div_ceil(NAME_COLUMNS));
     match panel.form {
-        Form::Lines => SIZE.1,
+        Form::Lines | Form::Bars => SIZE.1,
         Form::Stacked => 60 + BAR_HEIGHT as u32 * bars as u32 + NAME_HEIGHT as u32 * names as u32,
     }
 }
@@ -162,6 +163,23 @@ fn on_page(
     page.present()
 }
 
+/// The width that the title and the names need, by the usual width of a letter.
+fn head_width(figure: &Figure) -> u32 {
+    let letters = |text: &str| text.chars().count() as u32;
+    let title = 28 + 9 * letters(&title(figure));
+    let names: u32 = figure.lines().iter().map(|curve| name_width(curve) as u32).sum();
+    title.max(28 + names)
+}
+
+fn title(figure: &Figure) -> String {
+    format!("{} ({})", figure.title, figure.source)
+}
+
+/// The width of a name with its line.
+fn name_width(curve: &Curve) -> i32 {
+    56 + 8 * curve.name.chars().count() as i32
+}
+
 fn draw_head(area: &Area<'_>, figure: &Figure, theme: Theme) -> Drawn<()> {
     let ink = theme.ink();
     let style = |size: u32| {
@@ -169,14 +187,13 @@ fn draw_head(area: &Area<'_>, figure: &Figure, theme: Theme) -> Drawn<()> {
             .color(&ink)
             .pos(Pos::new(HPos::Left, VPos::Center))
     };
-    let title = format!("{} ({})", figure.title, figure.source);
-    area.draw(&Text::new(title, (14, 18), style(17)))?;
+    area.draw(&Text::new(title(figure), (14, 18), style(17)))?;
     let mut x = 14;
     for curve in figure.lines() {
         let colour = theme.colour(&curve.name);
         area.draw(&PathElement::new([(x, 44), (x + 22, 44)], colour.stroke_width(3)))?;
         area.draw(&Text::new(curve.name.clone(), (x + 28, 44), style(13)))?;
-        x += 56 + 8 * curve.name.len() as i32;
+        x += name_width(curve);
     }
     Ok(())
 }
@@ -185,7 +202,52 @@ fn draw(area: &Area<'_>, panel: &Panel, theme: Theme) -> Drawn<()> {
     match panel.form {
         Form::Lines => draw_lines(area, panel, theme),
         Form::Stacked => draw_stacked(area, panel, theme),
+        Form::Bars => draw_bars(area, panel, theme),
     }
+}
+
+/// A group of bars for each tick. Each bar has its value above it, since a bar may be much shorter than
+/// the longest one.
+fn draw_bars(area: &Area<'_>, panel: &Panel, theme: Theme) -> Drawn<()> {
+    /// The width of a group, in steps of the axis.
+    const GROUP: f64 = 0.56;
+    let ink = theme.ink();
+    let text = |size: u32| TextStyle::from((FONT, size).into_font()).color(&ink);
+    // There is space for the values above.
+    let high = highest(panel) * 1.2;
+    let mut chart = ChartBuilder::on(area)
+        .caption(&panel.title, text(15))
+        .margin(8)
+        .x_label_area_size(38)
+        .y_label_area_size(50)
+        .build_cartesian_2d(Steps(panel.ticks.len().max(1)), 0.0..high)?;
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .light_line_style(TRANSPARENT)
+        .bold_line_style(ink.mix(0.15))
+        .axis_style(ink.mix(0.6))
+        .x_desc(&panel.axis)
+        .x_label_formatter(&|x| panel.ticks.get(x.round() as usize).cloned().unwrap_or_default())
+        .y_labels(6)
+        .y_label_formatter(&|value| label(*value))
+        .label_style(text(12))
+        .draw()?;
+    let width = GROUP / panel.curves.len().max(1) as f64;
+    let above = TextStyle::from((FONT, 10).into_font().transform(FontTransform::Rotate270))
+        .color(&ink)
+        .pos(Pos::new(HPos::Left, VPos::Center));
+    for (number, curve) in panel.curves.iter().enumerate() {
+        let colour = theme.colour(&curve.name);
+        for (tick, value) in points(curve) {
+            let from = tick - GROUP / 2.0 + width * number as f64;
+            let corners = [(from, 0.0), (from + width * 0.9, value.median)];
+            chart.draw_series([Rectangle::new(corners, colour.filled())])?;
+            let place = (from + width * 0.45, value.median + high * 0.01);
+            chart.draw_series([Text::new(label(value.median), place, above.clone())])?;
+        }
+    }
+    Ok(())
 }
 
 /// A bar for each tick. The names of its parts are below, in their order.
@@ -367,6 +429,36 @@ mod tests {
             assert!(svg.contains(&format!("{text}\n")), "no {text:?} in {svg}");
         }
         assert_eq!(svg.matches("<rect").count(), 1 + 4 + 2);
+    }
+
+    #[test]
+    fn each_tick_has_a_bar_of_each_curve_with_its_value() {
+        let curve = |name: &str, values: [Option<f64>; 2]| Curve {
+            name: name.to_owned(),
+            values: values.map(|v| v.map(|median| Value { median, interval: None })).to_vec(),
+            expected: Vec::new(),
+        };
+        let panel = Panel {
+            form: Form::Bars,
+            title: "thousand operations".to_owned(),
+            ticks: vec!["PERSIST".to_owned(), "WAL".to_owned()],
+            curves: vec![curve("ext4", [Some(0.5), Some(2.5)]), curve("RioFS", [Some(7.5), None])],
+            ..Panel::default()
+        };
+        let svg = super::panel(&panel, Theme::Light).unwrap();
+        for text in ["PERSIST", "WAL", "0.5", "2.5", "7.5"] {
+            assert!(svg.contains(&format!("{text}\n")), "no {text:?} in {svg}");
+        }
+        assert_eq!(svg.matches("<rect").count(), 1 + 3);
+    }
+
+    #[test]
+    fn a_picture_is_wide_enough_for_its_title() {
+        let mut figure = Figure::of(crate::figures::catalogue::named("barrier-10a").unwrap());
+        figure.panels = vec![example(vec![None, None])];
+        let svg = whole(&figure, Theme::Light).unwrap();
+        let width = svg.split("width=\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap();
+        assert!(width.parse::<u32>().unwrap() > 9 * title(&figure).len() as u32, "{width}");
     }
 
     #[test]

@@ -63,10 +63,11 @@ impl Figure {
         }
     }
 
-    /// The lines that the legend names; empty for bars, which have their names beside them.
+    /// The lines or bars that the legend names; empty for stacked bars, which have their names below
+    /// them.
     #[must_use]
     pub fn lines(&self) -> &[Curve] {
-        let lines = self.panels.first().filter(|panel| panel.form == Form::Lines);
+        let lines = self.panels.first().filter(|panel| panel.form != Form::Stacked);
         lines.map(|panel| panel.curves.as_slice()).unwrap_or_default()
     }
 }
@@ -80,6 +81,8 @@ pub enum Form {
     Lines,
     /// A horizontal bar for each tick, divided into the curves.
     Stacked,
+    /// A group of bars for each tick, where ticks have no order: one bar for each curve.
+    Bars,
 }
 
 /// One picture.

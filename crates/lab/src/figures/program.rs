@@ -120,7 +120,7 @@ fn panel(measure: ProgramMeasure, program: &Program, measured: &Measured) -> Pan
         expected: Vec::new(),
     };
     Panel {
-        form: Form::Lines,
+        form: if is_threads { Form::Lines } else { Form::Bars },
         title: measure.title().to_owned(),
         axis: program.axis.to_owned(),
         ticks: ticks.iter().map(|tick| tick.name.to_owned()).collect(),
@@ -367,6 +367,7 @@ mod tests {
         assert!(figure.model.contains("4.0 times and 4.0 FLUSHes with ext4"), "{}", figure.model);
         let panel = &figure.panels[0];
         assert_eq!((panel.ticks.len(), panel.within_cores), (2, 2), "no axis of threads");
+        assert_eq!(panel.form, Form::Bars);
     }
 
     #[test]

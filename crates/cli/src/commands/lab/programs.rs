@@ -91,7 +91,7 @@ pub(super) fn measure(
     let progress = Progress::steps(output, entry.id, runs);
     let trip_ns = sites.trip_ns(rounds, &mut retakes, interrupt, &mut || progress.step())?;
     let names: Vec<&str> = contenders.iter().map(|one| one.name).collect();
-    let time = Duration::from_millis(if quick { 200 } else { 500 });
+    let time = Duration::from_millis(if quick { 200 } else { 300 });
     let mut marks = Vec::new();
     for tick in ticks {
         progress.set_message(format!("{}: {} {}", entry.id, program.axis, tick.name));

@@ -117,6 +117,7 @@ const fn sqlite(over: &'static str, paper: Option<f64>, at_least: f64) -> Progra
 const fn queue(targets: &'static [&'static [Drive]], span_us: u64) -> QueueOverTime {
     QueueOverTime {
         block: Block {
+            contenders: &[WITH_LINUX, WITH_BARRIER, RIO, NONE],
             conclusion: "a queue with waits has one command or none, and barriers fill it",
             ..queue_depths(targets)
         },
