@@ -3,7 +3,7 @@
 use riopipe_model::ssd::Profile;
 
 use super::{
-    block::write_ns,
+    block::{self, write_ns},
     catalogue::{
         Drive, Entry,
         program::{Program, ProgramClaim, ProgramContender, ProgramMeasure},
@@ -152,15 +152,11 @@ fn claim(spec: &ProgramClaim, measured: &Measured, model: &Model<'_>) -> Claim {
     let ticks = model.program.ticks(measured.quick).iter();
     let ticks: Vec<&str> =
         ticks.map(|tick| tick.name).filter(|name| spec.at.is_none_or(|at| at == *name)).collect();
-    // The geometric mean, since these are ratios.
     let mean = |of: &dyn Fn(&Mark) -> Option<f64>| {
-        let ratio = |tick: &&str| {
-            let value = |contender| of(find(measured, contender, tick)?);
-            let ratio = value(spec.over)? / value(spec.under)?;
-            (ratio.is_finite() && ratio > 0.0).then_some(ratio.ln())
-        };
-        let ratios = ticks.iter().map(ratio).collect::<Option<Vec<f64>>>()?;
-        (!ratios.is_empty()).then(|| (ratios.iter().sum::<f64>() / ratios.len() as f64).exp())
+        let value = |contender, tick: &&str| of(find(measured, contender, tick)?);
+        block::mean(
+            ticks.iter().map(|tick| Some(value(spec.over, tick)? / value(spec.under, tick)?)),
+        )
     };
     let here = |mark: &Mark| {
         let value = value(mark, spec.measure).median;
