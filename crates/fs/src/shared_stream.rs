@@ -293,6 +293,11 @@ impl SharedStream {
         let (mut state, taken) = self.take(state);
         let Ok(mut stream) = taken else { return state };
         loop {
+            // Another thread may have received the answers during the wait for the turn.
+            if wanted.is_reached(&state.marks) {
+                self.put_back(&mut state, stream);
+                return state;
+            }
             // Other threads have come since the last wait, which must not delay them.
             let others_wait = state.next_turn - state.turn > 1;
             let until = self.until(&state);
