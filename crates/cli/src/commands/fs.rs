@@ -14,6 +14,8 @@ use std::path::Path;
 use riopipe::{EngineKind, OpenOptions, Volume};
 use riopipe_fs::{backing::Backing, control::AskError, image::ImageOptions, mounts::MountPoint};
 
+pub(super) use self::mount::journal_mode;
+
 use self::failures::backing_failure;
 use crate::{
     args::{fs as args, volume::Open},

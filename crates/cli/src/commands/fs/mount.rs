@@ -60,7 +60,8 @@ pub(super) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     result
 }
 
-const fn journal_mode(mode: Mode) -> JournalMode {
+/// The mode of the command line as that of the file system.
+pub(in crate::commands) const fn journal_mode(mode: Mode) -> JournalMode {
     match mode {
         Mode::Rio => JournalMode::Rio,
         Mode::Horae => JournalMode::Horae,

@@ -3,6 +3,7 @@
 
 use std::{cell::RefCell, collections::BTreeMap, io, iter, sync::Arc, time::Duration};
 
+use clap::ValueEnum;
 use riopipe::{ConnectOptions, EngineKind, StreamOptions};
 use riopipe_fs::{
     JournalMode,
@@ -39,14 +40,18 @@ use riopipe_order::write_order::DriveOrder;
 
 use super::objects::Objects;
 use crate::{
-    commands::bench::{
-        self,
-        fs::{
-            calls::Calls,
-            cpu::{side_cpu, worker_switches},
-            fresh::{DriveCounts, Fresh},
+    args::fs::Mode,
+    commands::{
+        bench::{
+            self,
+            fs::{
+                calls::Calls,
+                cpu::{side_cpu, worker_switches},
+                fresh::{DriveCounts, Fresh},
+            },
+            open_drive, waiting,
         },
-        open_drive, waiting,
+        fs::journal_mode,
     },
     failure::{Code, Failure},
     interrupt::Interrupt,
@@ -63,10 +68,6 @@ const LOG_BYTES: u64 = 8 << 20;
 const UNIT_BYTES: u32 = 64 << 10;
 /// The streams of a volume: the main one, and those of the data of files.
 const STREAMS: u32 = 9;
-
-/// All modes of RioFS.
-const MODES: [JournalMode; 4] =
-    [JournalMode::Ext4, JournalMode::Horae, JournalMode::Barrier, JournalMode::Rio];
 
 /// Measures a figure.
 pub(super) fn measure(
@@ -137,8 +138,9 @@ fn setup(program: &Program) -> String {
     )
 }
 
+/// The mode of RioFS, by its name on the command line; `None`: this program has no such mode.
 fn mode_of(contender: &ProgramContender) -> Option<JournalMode> {
-    MODES.into_iter().find(|mode| mode.name() == contender.mode)
+    Mode::from_str(contender.mode, false).ok().map(journal_mode)
 }
 
 /// The order that the drives of a mode must keep.
@@ -475,6 +477,21 @@ mod tests {
         })
     }
 
+    #[test]
+    fn modes_have_the_names_of_the_file_system() {
+        for program in all() {
+            for contender in program.contenders.iter().filter(|_| !program.is_of_objects()) {
+                let name = mode_of(contender).map(JournalMode::name);
+                assert!(name.is_none_or(|name| name == contender.mode), "{name:?}");
+            }
+        }
+        for mode in ["ext4", "horae", "barrier", "rio"] {
+            let is_of_mode = |one: &&ProgramContender| one.mode == mode;
+            let contender = all().flat_map(|program| program.contenders).find(is_of_mode);
+            assert!(contender.is_some_and(|one| mode_of(one).is_some()), "{mode}");
+        }
+    }
+
     /// Each program, each use of the drives, each mode: over the figures, not all combinations.
     #[test]
     fn every_program_of_a_figure_runs() {
@@ -491,6 +508,13 @@ mod tests {
                 assert!(run.sample.latencies.summary().count > 0, "{}", entry.id);
             }
         }
+    }
+
+    fn all() -> impl Iterator<Item = &'static Program> {
+        catalogue::all().filter_map(|entry| match &entry.experiment {
+            Experiment::Program(program) => Some(program),
+            _ => None,
+        })
     }
 
     fn figure(id: &str) -> &'static Program {
