@@ -106,6 +106,8 @@ pub struct Fs {
     committing: Mutex<retirement::CommitState>,
     /// The last durable transaction.
     durable: AtomicU64,
+    /// The last group of each stream that a durable commit has covered.
+    covered: Vec<AtomicU64>,
     orphans: Mutex<Orphans>,
     /// The mutex of directory moves.
     directory_moves: Mutex<()>,
@@ -416,7 +418,7 @@ impl Fs {
     fn stream_of(&self, ino: Ino) -> StreamNo {
         match self.options.mode.keep_order().data {
             DataStreams::Main => MAIN_STREAM,
-            DataStreams::OfInode => {
+            DataStreams::OfInode | DataStreams::OfInodeFollowedByMain => {
                 let data_streams = u32::from(self.storage.streams() - 1);
                 StreamNo(1 + (ino.0 % data_streams) as u16)
             }

@@ -90,6 +90,8 @@ plants! {
     RetiredBeforeDurable,
     /// In mode `barrier` a barrier submits the data only, and no commit.
     BarrierWithoutCommit,
+    /// In mode `opimq` the main stream does not follow the data.
+    DataWithoutFollower,
     /// A main commit is submitted when its data is complete, not durable.
     CommitWhenComplete,
     /// Changes after a barrier are submitted when the barrier is complete, not durable.

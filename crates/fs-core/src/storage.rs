@@ -6,7 +6,8 @@ use alloc::vec::Vec;
 
 use crate::block::{Block, BlockNo};
 
-/// A stream of ordered groups. There is no order between two streams.
+/// A stream of ordered groups. There is no order between two streams, unless a group names one that
+/// [follows](WriteGroup::follower) it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamNo(pub u16);
 
@@ -61,6 +62,10 @@ pub struct WriteGroup {
     pub flush: bool,
     /// The purpose of its blocks.
     pub content: Content,
+    /// Another stream that follows the group: what is submitted to it later is behind the group. None
+    /// of that is there after a crash without the group and all groups before it in its stream, and
+    /// when some of that is durable, they are.
+    pub follower: Option<StreamNo>,
 }
 
 impl WriteGroup {

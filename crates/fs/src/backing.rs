@@ -78,6 +78,7 @@ pub const fn engine_of(mode: JournalMode) -> Option<EngineKind> {
     match mode {
         JournalMode::Horae => Some(EngineKind::Horae),
         JournalMode::Barrier => Some(EngineKind::Barrier),
+        JournalMode::Opimq => Some(EngineKind::Opimq),
         JournalMode::Ext4 | JournalMode::Rio => None,
     }
 }

@@ -18,8 +18,8 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use riopipe::{
-    BLOCK_BYTES, Buf, Marks, Place, Seq, Stream, StreamFailure, StreamWaker, SubmitErrorKind,
-    Until, WaitError,
+    BLOCK_BYTES, Buf, Marks, Place, Seq, Stream, StreamFailure, StreamId, StreamWaker,
+    SubmitErrorKind, Until, WaitError,
 };
 use riopipe_fs_core::storage::{
     GroupSeq, Numbering, Placement, StorageError, StreamMarks, WriteGroup,
@@ -432,6 +432,9 @@ fn submit_on(stream: &mut Stream, group: &WriteGroup) -> Result<Seq, SubmitFailu
     let mut next = stream.group();
     for (lba, buf, place) in staged {
         next = next.write(lba, buf, place);
+    }
+    if let Some(follower) = group.follower {
+        next = next.follower(StreamId(follower.0));
     }
     let submitted = match group.is_durable() {
         true => next.submit_durable_or_wait(None),

@@ -195,6 +195,10 @@ impl Storage for VolumeStorage {
     }
 
     fn submit(&self, stream: StreamNo, group: WriteGroup) -> Result<GroupSeq, StorageError> {
+        if let Some(follower) = group.follower {
+            // A stream that has failed can't follow. Its own failure has the reason.
+            self.stream(follower)?.check()?;
+        }
         self.stream(stream)?.submit(&group)
     }
 

@@ -21,7 +21,10 @@ mod followers;
 mod foreign;
 mod records;
 
-pub use file_system::{draw_file_system, draw_file_system_on_barrier, draw_file_system_on_horae};
+pub use file_system::{
+    draw_file_system, draw_file_system_on_barrier, draw_file_system_on_horae,
+    draw_file_system_on_opimq,
+};
 
 /// The theme of a run about logs that are older than they should be.
 const OLD_LOGS: u64 = 7;

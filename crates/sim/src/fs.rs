@@ -78,6 +78,7 @@ pub(crate) fn run(mut world: World, scenario: &Scenario) -> (Outcome, Vec<u8>) {
         mode: match (spec.like_ext4, scenario.volume.engine) {
             (true, _) => JournalMode::Ext4,
             (false, Engine::Barrier) => JournalMode::Barrier,
+            (false, Engine::Opimq) => JournalMode::Opimq,
             (false, _) => JournalMode::Rio,
         },
         spec,

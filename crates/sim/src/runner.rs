@@ -173,6 +173,7 @@ const FILE_SYSTEM_PLANTS: &[fs_probe::Plant] = &[
     fs_probe::Plant::InodeAlwaysFit,
     fs_probe::Plant::HomeBeforeCommitBlock,
     fs_probe::Plant::RetiredBeforeDurable,
+    fs_probe::Plant::DataWithoutFollower,
 ];
 
 /// The planted bugs of a modelled drive that keeps the order of epochs, as far as a cluster shows

@@ -13,6 +13,10 @@
 //! Another thread may write back, sync or commit while a barrier is set. So each checks for barriers
 //! again when it has locked what it submits: the inode, or the gate. What is changed after the
 //! barrier by the thread that has set it needs the same lock, so it is not submitted earlier.
+//!
+//! In mode `opimq` the main stream follows the data streams, and a barrier is a main commit. So all that
+//! needs a commit to be seen is ordered without a wait, and of the rest what is on the stream of the
+//! barrier's file. An overwrite on another stream waits until the barrier is durable.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -21,7 +25,7 @@ use core::sync::atomic::Ordering;
 use super::commit::Wish;
 use super::durability::{ALL_PAGES, is_data_only};
 use super::file_commit::FileCommit;
-use super::journal_mode::FileBarrier;
+use super::journal_mode::{DataStreams, FileBarrier};
 use super::{Fs, MAIN_STREAM};
 use crate::block::Ino;
 use crate::error::FsError;
@@ -109,8 +113,9 @@ impl Fs {
         Ok(())
     }
 
-    /// A barrier where all is on one stream: what is submitted later is ordered behind it. The data
-    /// is submitted, and the commit that it needs, and nothing is waited for.
+    /// A barrier where all is on one stream, or the main stream follows the others: what is committed
+    /// later is ordered behind it. The data is submitted, and the commit that it needs, and nothing is
+    /// waited for.
     fn commit_barrier(&self, ino: Ino, data_only: bool, now: Time) -> Result<(), FsError> {
         self.note_time(now);
         let inode = self.inode(ino)?;
@@ -120,17 +125,33 @@ impl Fs {
         }
         self.submit_up_to(tid, Wish::Ordered)?;
         let commit_block = self.committing.lock().last_commit_block();
-        let data = self.last_write(&inode).map(|(_, seq)| seq);
+        let data = self.last_write(&inode);
+        if self.are_streams_followed() {
+            let commit_block = commit_block.map(|seq| (MAIN_STREAM, seq));
+            for (stream, seq) in data.into_iter().chain(commit_block) {
+                self.add_barrier(stream, seq);
+            }
+            return Ok(());
+        }
+        let data = data.map(|(_, seq)| seq);
         let mut barriers = self.barriers.lock();
         barriers.ordered = barriers.ordered.max(commit_block.max(data).unwrap_or_default());
         Ok(())
     }
 
-    /// Waits until all barriers of mode `barrier` are durable. An `fsync` of a file without changes
-    /// would wait for nothing otherwise.
+    /// Waits until all barriers of modes `barrier` and `opimq` are durable. An `fsync` of a file
+    /// without changes would wait for nothing otherwise.
     pub(super) fn wait_ordered(&self) -> Result<(), FsError> {
+        if self.are_streams_followed() {
+            return self.wait_pending(None);
+        }
         let ordered = self.barriers.lock().ordered;
         self.wait_durable(MAIN_STREAM, ordered, "waiting for a barrier")
+    }
+
+    /// Whether the main stream follows the data streams.
+    fn are_streams_followed(&self) -> bool {
+        self.options.mode.keep_order().data == DataStreams::OfInodeFollowedByMain
     }
 
     /// Whether a barrier on `stream` may be submitted at once.
@@ -151,24 +172,35 @@ impl Fs {
     }
 
     fn drop_durable(&self, barriers: &mut Barriers) {
-        barriers.pending.retain(|&(stream, seq)| self.storage.marks(stream).durable < seq);
+        barriers.pending.retain(|&(stream, seq)| !self.is_durable(stream, seq));
     }
 
-    /// Whether a stream has a barrier that may not be durable.
+    /// Whether a barrier may not be durable, and an overwrite on `stream` must come after it. In mode
+    /// `opimq` the order of a stream is enough for its own barriers.
     pub(super) fn has_barrier(&self, stream: StreamNo) -> bool {
         let mut barriers = self.barriers.lock();
         if barriers.pending.is_empty() || is_bug_planted(Plant::OverwriteBeforeBarrier) {
             return false;
         }
         self.drop_durable(&mut barriers);
-        barriers.pending.iter().any(|&(other, _)| other == stream)
+        let are_others = self.are_streams_followed();
+        barriers.pending.iter().any(|&(other, _)| (other == stream) != are_others)
+    }
+
+    /// Waits until the barriers of all streams but `stream` are durable, if what comes now would not
+    /// be behind them otherwise. In mode `opimq` only overwrites would not.
+    pub(super) fn wait_barriers(&self, stream: Option<StreamNo>) -> Result<(), FsError> {
+        if self.are_streams_followed() || is_bug_planted(Plant::BarrierNotAwaited) {
+            return Ok(());
+        }
+        self.wait_pending(stream)
     }
 
     /// Waits until the barriers of all streams but `stream` are durable.
-    pub(super) fn wait_barriers(&self, stream: Option<StreamNo>) -> Result<(), FsError> {
+    pub(super) fn wait_pending(&self, stream: Option<StreamNo>) -> Result<(), FsError> {
         let pending = {
             let mut barriers = self.barriers.lock();
-            if barriers.pending.is_empty() || is_bug_planted(Plant::BarrierNotAwaited) {
+            if barriers.pending.is_empty() {
                 return Ok(());
             }
             self.drop_durable(&mut barriers);

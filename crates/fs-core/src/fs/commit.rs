@@ -5,13 +5,14 @@
 //!    next transaction begins.
 //! 2. The data that the transaction refers to is *durable*. It is not enough that the drive has
 //!    completed it: recovery zeroes fresh blocks beyond a stream's prefix. (In mode `barrier` it is
-//!    submitted on the same stream: that is enough there.)
+//!    submitted on the same stream, and in mode `opimq` on streams that the main stream follows: that
+//!    is enough there.)
 //! 3. The journal's blocks are submitted, and the commit block after them.
 //! 4. When the commit is durable, it is *retired*: its blocks may be written home (a *checkpoint*),
 //!    and what the transaction freed may be used again as soon as the last writes to it are
 //!    released.
 //!
-//! In mode `barrier` the next commit may begin after step 3, so several transactions are in flight.
+//! In modes `barrier` and `opimq` the next commit may begin after step 3, so several transactions are in flight.
 //! A block may be in all of them, each time with another content, and changing again in the running
 //! one: no content of a block is ever changed in its place ([`cache`](crate::cache)), so each commit
 //! keeps its own without a copy.
@@ -151,7 +152,7 @@ impl Fs {
             .write_transaction(state, &cut, wish)
             .map_err(|error| self.fail("writing the journal", &error))?;
         self.stat.commits.fetch_add(1, Ordering::Relaxed);
-        let Cut { tid, freed, revoked, mut last_writes, .. } = cut;
+        let Cut { tid, freed, revoked, mut last_writes, data, .. } = cut;
         if !revoked.is_empty() {
             // The main stream may have written the freed blocks home, at the latest before this
             // commit. With engine `horae` such a write may still be redirected, and would land on
@@ -159,7 +160,7 @@ impl Fs {
             let last_home = last_writes.entry(MAIN_STREAM).or_default();
             *last_home = commit_block.max(*last_home);
         }
-        self.on_submitted(state, Submitted { tid, commit_block, freed, last_writes })?;
+        self.on_submitted(state, Submitted { tid, commit_block, freed, last_writes, data })?;
         Ok(Committed::Submitted)
     }
 
@@ -210,7 +211,8 @@ impl Fs {
             }
         }
         let flush = wish == Wish::Durable || order.commits == Commits::One;
-        let commit = WriteGroup { writes: alloc::vec![commit], flush, content: Content::Commit };
+        let content = Content::Commit;
+        let commit = WriteGroup { writes: alloc::vec![commit], flush, content, follower: None };
         let last = self.storage.submit(MAIN_STREAM, commit)?;
         if is_bug_planted(Plant::CheckpointBeforeCommit) {
             self.submit_main(home(cut), Content::Home)?;
@@ -229,7 +231,7 @@ impl Fs {
         let mut seq = GroupSeq(0);
         while writes.peek().is_some() {
             let group = writes.by_ref().take(GROUP_BLOCKS_MAX).collect();
-            let group = WriteGroup { writes: group, flush: false, content };
+            let group = WriteGroup { writes: group, flush: false, content, follower: None };
             seq = self.storage.submit(MAIN_STREAM, group)?;
         }
         Ok(seq)
@@ -244,7 +246,8 @@ impl Fs {
         let mut writes: Vec<BlockWrite> = writes.into_iter().collect();
         let last = writes.split_off(writes.len() - writes.len().min(GROUP_BLOCKS_MAX));
         self.submit_main(writes, Content::Home)?;
-        let last = WriteGroup { writes: last, flush: true, content: Content::Home };
+        let content = Content::Home;
+        let last = WriteGroup { writes: last, flush: true, content, follower: None };
         let last = self.storage.submit(MAIN_STREAM, last)?;
         Ok(self.storage.wait_durable(MAIN_STREAM, last)?)
     }

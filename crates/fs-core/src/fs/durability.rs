@@ -72,7 +72,7 @@ impl Fs {
         seq: GroupSeq,
         doing: &str,
     ) -> Result<(), FsError> {
-        if self.storage.marks(stream).durable >= seq {
+        if self.is_durable(stream, seq) {
             return Ok(());
         }
         let waited = self.storage.wait_durable(stream, seq);
@@ -177,7 +177,7 @@ impl Fs {
             let Ok(inode) = self.inodes.get(ino) else { continue };
             let state = &mut *inode.state.write();
             if let Some(stream) = state.stream {
-                state.pages.drop_complete(self.storage.marks(stream).released, None);
+                state.pages.drop_complete(self.released(stream), None);
             }
         }
         for ino in self.inodes.maybe_idle() {
@@ -187,7 +187,7 @@ impl Fs {
 
     /// Removes an inode from the memory if nothing refers to it.
     pub(super) fn remove_idle(&self, ino: Ino) {
-        let is_released = |stream, seq| self.storage.marks(stream).released >= seq;
+        let is_released = |stream, seq| self.released(stream) >= seq;
         self.inodes.remove_idle(ino, self.durable(), is_released);
     }
 

@@ -157,7 +157,8 @@ impl Fs {
             data: Arc::new(block),
             placement: Placement::Fresh,
         });
-        let group = WriteGroup { writes: writes.collect(), flush, content: Content::Record };
+        let (writes, content) = (writes.collect(), Content::Record);
+        let group = WriteGroup { writes, flush, content, follower: None };
         // The stream must get the records in the order of their places, so the area stays locked.
         let submitted = self.storage.submit(stream, group);
         let seq = submitted.map_err(|error| self.fail("writing a file-level record", &error))?;

@@ -53,7 +53,7 @@ fn write_group(
 ) -> Result<(), StorageError> {
     let in_place = |(at, data)| BlockWrite { at, data, placement: Placement::InPlace };
     let writes = writes.into_iter().map(in_place).collect();
-    let group = WriteGroup { writes, flush: is_last, content: Content::Home };
+    let group = WriteGroup { writes, flush: is_last, content: Content::Home, follower: None };
     let seq = storage.submit(MAIN_STREAM, group)?;
     if is_last { storage.wait_durable(MAIN_STREAM, seq) } else { Ok(()) }
 }

@@ -1,5 +1,9 @@
 //! How a mount keeps order: each mode is one line of a table, and the rest of the file system asks
-//! the table. A further mode (OPIMQ's) is a further line.
+//! the table.
+
+use super::MAIN_STREAM;
+use crate::probe::{Plant, is_bug_planted};
+use crate::storage::StreamNo;
 
 /// How `fsync` keeps order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -13,6 +17,9 @@ pub enum JournalMode {
     /// As BarrierFS (FAST '18), on streams of engine `barrier`: the main commit of ext4, whose parts
     /// are dispatched in order without a wait. Several commits may be in flight.
     Barrier,
+    /// As OPEXT4 (OPIMQ, FAST '25), on streams of engine `opimq`: as [`Barrier`](Self::Barrier), and
+    /// the data of each inode is on a stream of its own, which the main stream follows.
+    Opimq,
     /// File-level transactions on ordered streams.
     #[default]
     Rio,
@@ -43,12 +50,25 @@ pub(super) enum DataStreams {
     Main,
     /// A data stream for each inode, by its number.
     OfInode,
+    /// As [`OfInode`](Self::OfInode), and the main stream follows each group: the journal's blocks
+    /// come after it.
+    OfInodeFollowedByMain,
+}
+
+impl DataStreams {
+    /// The stream that follows the groups of data.
+    pub(super) fn follower(self) -> Option<StreamNo> {
+        let is_followed =
+            self == Self::OfInodeFollowedByMain && !is_bug_planted(Plant::DataWithoutFollower);
+        is_followed.then_some(MAIN_STREAM)
+    }
 }
 
 /// The state of data that something later waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DataState {
-    /// It was submitted. What comes later on the same stream is never there without it.
+    /// It was submitted. What comes later on the same stream, or on the one that follows it, is never
+    /// there without it.
     Submitted,
     /// The drive has completed it. A FLUSH that comes later makes it durable.
     Complete,
@@ -84,7 +104,9 @@ pub(super) enum FileBarrier {
     /// It submits a file-level transaction. If that has to come after a barrier of another stream,
     /// the file is held.
     Record,
-    /// It submits a main commit: all is on one stream.
+    /// It submits a main commit: all is on one stream, or the main stream follows the others. In the
+    /// latter case an overwrite on another stream waits until the barrier is durable: the data streams
+    /// do not follow the main stream.
     Commit,
 }
 
@@ -96,6 +118,7 @@ impl JournalMode {
             Self::Ext4 => "ext4",
             Self::Horae => "horae",
             Self::Barrier => "barrier",
+            Self::Opimq => "opimq",
             Self::Rio => "rio",
         }
     }
@@ -119,6 +142,9 @@ impl JournalMode {
                 commits: Commits::Several,
                 barriers: FileBarrier::Commit,
             },
+            Self::Opimq => {
+                KeepOrder { data: DataStreams::OfInodeFollowedByMain, ..Self::Barrier.keep_order() }
+            }
             Self::Horae | Self::Rio => KeepOrder {
                 data: DataStreams::OfInode,
                 file_level: true,

@@ -268,6 +268,7 @@ impl Fs {
         let mut fs = Self {
             running: Mutex::new(Running::new(next)),
             durable: AtomicU64::new(next.0 - 1),
+            covered: (0..storage.streams()).map(|_| AtomicU64::new(0)).collect(),
             log_blocks: AtomicUsize::new(journal.capacity()),
             credits: Credits::default(),
             journal: Mutex::new(journal),

@@ -1,7 +1,7 @@
 //! The second half of a main commit: it becomes durable, and is *retired*. Then its blocks may be
 //! written home, and what it has freed may be used again.
 //!
-//! With one commit at a time the committing thread does it at once. In mode `barrier` the thread that
+//! With one commit at a time the committing thread does it at once. In modes `barrier` and `opimq` the thread that
 //! needs durability does it, without the mutex of commits while it waits: an `fsync`, a commit that
 //! finds the log full, a call that finds no space, the background. A FLUSH retires all commits whose
 //! commit blocks it covers.
@@ -9,7 +9,7 @@
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
-use super::journal_mode::Commits;
+use super::journal_mode::{Commits, DataStreams};
 use super::{Fs, MAIN_STREAM};
 use crate::error::FsError;
 use crate::groups::FreedBatch;
@@ -48,6 +48,8 @@ pub(super) struct Submitted {
     pub(super) commit_block: GroupSeq,
     pub(super) freed: FreedBatch,
     pub(super) last_writes: BTreeMap<StreamNo, GroupSeq>,
+    /// The last groups of data before it.
+    pub(super) data: BTreeMap<StreamNo, GroupSeq>,
 }
 
 impl Fs {
@@ -103,7 +105,12 @@ impl Fs {
             && first.commit_block <= durable
             && let Some(commit) = state.submitted.pop_front()
         {
-            let Submitted { tid, freed, last_writes, .. } = commit;
+            let Submitted { tid, freed, last_writes, data, .. } = commit;
+            for (stream, seq) in data {
+                if let Some(covered) = self.covered.get(usize::from(stream.0)) {
+                    covered.fetch_max(seq.0, Ordering::AcqRel);
+                }
+            }
             self.journal.lock().on_commit_durable(tid);
             self.durable.store(tid.0, Ordering::Release);
             // Records of earlier transactions don't count any more, so a crash may leave any
@@ -126,9 +133,9 @@ impl Fs {
             let mut is_released = true;
             for (&stream, &seq) in &last_writes {
                 let has_released = || {
-                    let marks = self.storage.marks(stream);
-                    marks.released >= seq
-                        || is_bug_planted(Plant::ReuseBeforeReleased) && marks.durable >= seq
+                    let is_early = is_bug_planted(Plant::ReuseBeforeReleased);
+                    seq <= self.released(stream)
+                        || is_early && self.storage.marks(stream).durable >= seq
                 };
                 if !has_released() && wait {
                     let waited = self.storage.wait_released(stream, seq);
@@ -145,6 +152,29 @@ impl Fs {
         }
         state.freed = kept;
         Ok(())
+    }
+
+    /// The last group of a stream that a durable commit has covered: the commit came after it, and so
+    /// it is durable.
+    fn covered(&self, stream: StreamNo) -> GroupSeq {
+        let covered = self.covered.get(usize::from(stream.0));
+        GroupSeq(covered.map_or(0, |covered| covered.load(Ordering::Acquire)))
+    }
+
+    /// Whether the groups of a stream up to `seq` are durable. A stream does not know by itself that
+    /// the FLUSH of one that follows it has covered them.
+    pub(super) fn is_durable(&self, stream: StreamNo, seq: GroupSeq) -> bool {
+        seq <= self.covered(stream) || seq <= self.storage.marks(stream).durable
+    }
+
+    /// The last group of a stream that is released. In mode `opimq` what is durable is released:
+    /// nothing is undone, and nothing is sent again.
+    pub(super) fn released(&self, stream: StreamNo) -> GroupSeq {
+        let released = self.storage.marks(stream).released;
+        match self.options.mode.keep_order().data {
+            DataStreams::OfInodeFollowedByMain => released.max(self.covered(stream)),
+            DataStreams::Main | DataStreams::OfInode => released,
+        }
     }
 
     /// Waits until all that submitted commits have freed may be used again.

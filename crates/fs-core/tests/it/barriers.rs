@@ -17,8 +17,8 @@ fn mount_in_mode_barrier() -> (Arc<Memory>, Fs) {
 }
 
 fn mount_on(memory: Memory, mode: JournalMode) -> (Arc<Memory>, Fs) {
-    let is_barrier = mode == JournalMode::Barrier;
-    let memory = Arc::new(if is_barrier { memory.with_barriers() } else { memory });
+    let has_barriers = matches!(mode, JournalMode::Barrier | JournalMode::Opimq);
+    let memory = Arc::new(if has_barriers { memory.with_barriers() } else { memory });
     let (fs, _) = Fs::mount(memory.clone(), MountOptions { mode, ..options() }, NOW).unwrap();
     (memory, fs)
 }
@@ -43,6 +43,11 @@ fn a_write_after_a_barrier_is_never_there_without_the_one_before_it() {
 #[test]
 fn a_write_after_a_barrier_is_never_there_without_the_one_before_it_in_mode_barrier() {
     order_is_kept(JournalMode::Barrier);
+}
+
+#[test]
+fn a_write_after_a_barrier_is_never_there_without_the_one_before_it_in_mode_opimq() {
+    order_is_kept(JournalMode::Opimq);
 }
 
 fn order_is_kept(mode: JournalMode) {
@@ -106,10 +111,17 @@ fn a_barrier_does_not_wait() {
     fs.unmount(NOW).unwrap();
 }
 
-/// Commits follow one another without a wait, and one FLUSH makes all of them durable.
+/// Commits follow one another without a wait, and one FLUSH makes all of them durable, with the data
+/// on other streams.
 #[test]
-fn many_commits_are_in_flight_in_mode_barrier() {
-    let (memory, fs) = mount_in_mode_barrier();
+fn many_commits_are_in_flight_in_modes_barrier_and_opimq() {
+    for mode in [JournalMode::Barrier, JournalMode::Opimq] {
+        many_commits_are_in_flight(mode);
+    }
+}
+
+fn many_commits_are_in_flight(mode: JournalMode) {
+    let (memory, fs) = mount_on(Memory::new(image_of(BLOCKS, &[]), BLOCKS, 4), mode);
     let names: Vec<String> = (0..20).map(|number| format!("f{number}")).collect();
     fs.sync(NOW).unwrap();
     let (waits, commits) = (memory.waits(), fs.stat().commits);
@@ -123,7 +135,7 @@ fn many_commits_are_in_flight_in_mode_barrier() {
     fs.fsync(last, false, NOW).unwrap();
     assert_eq!((memory.waits(), fs.stat().commits - commits), (waits + 1, 20));
 
-    let (_, fs) = mount_on(Memory::new(memory.crash(&mut |_| 0), BLOCKS, 4), JournalMode::Barrier);
+    let (_, fs) = mount_on(Memory::new(memory.crash(&mut |_| 0), BLOCKS, 4), mode);
     for name in &names {
         assert_eq!(fs.lookup(&root(), Ino::ROOT, name.as_bytes()).unwrap().size, 5000, "{name}");
     }

@@ -14,7 +14,8 @@ use crate::memory::{Image, Memory, check_clean, image_of};
 /// The storage for a mode: what its engine promises of a crash.
 fn storage_of(mode: JournalMode, image: &Image) -> Arc<Memory> {
     let memory = Memory::new(image.clone(), BLOCKS, 3);
-    Arc::new(if mode == JournalMode::Barrier { memory.with_barriers() } else { memory })
+    let has_barriers = matches!(mode, JournalMode::Barrier | JournalMode::Opimq);
+    Arc::new(if has_barriers { memory.with_barriers() } else { memory })
 }
 
 /// A crash state, and what must be there.
@@ -97,6 +98,11 @@ fn what_was_synced_is_there_after_any_crash_in_mode_ext4() {
 #[test]
 fn what_was_synced_is_there_after_any_crash_in_mode_barrier() {
     run_seeds(JournalMode::Barrier);
+}
+
+#[test]
+fn what_was_synced_is_there_after_any_crash_in_mode_opimq() {
+    run_seeds(JournalMode::Opimq);
 }
 
 fn run_seeds(mode: JournalMode) {

@@ -1,9 +1,11 @@
-//! A storage in memory that keeps exactly what the engine `rio` promises, or `barrier`, and no more.
+//! A storage in memory that keeps exactly what the engine `rio` promises, or `barrier`, or `opimq`, and
+//! no more.
 //!
 //! It records every group. [`Memory::crash`] gives a state after a crash: of each stream a prefix
 //! that has at least the durable groups. Of the writes beyond it with engine `rio` those in place may
 //! be there or not, and fresh blocks have their old content or read as zeroes. With engine `barrier`
-//! some of the next group's writes are there, and none of the others.
+//! some of the next group's writes are there, and none of the others. With engine `opimq` groups of the main
+//! stream are there only with the groups that they follow.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -77,6 +79,10 @@ impl Image {
 #[derive(Clone, Debug)]
 struct Pending {
     seq: u64,
+    /// Its number among the groups of all streams.
+    number: u64,
+    /// Whether the main stream follows it.
+    is_followed: bool,
     /// The old content of each block beside the write.
     writes: Vec<(u64, Placement, Arc<Block>)>,
 }
@@ -102,8 +108,10 @@ struct State {
     /// The content of all released groups.
     released: Image,
     streams: Vec<Stream>,
-    /// It keeps what engine `barrier` promises.
+    /// It keeps what engines `barrier` and `opimq` promise.
     has_barriers: bool,
+    /// The number of groups so far.
+    group_count: u64,
     /// Groups may still be submitted; then everything fails.
     budget: u64,
     /// The calls that have waited.
@@ -123,6 +131,7 @@ impl Memory {
             released: image,
             streams: vec![Stream::default(); usize::from(streams)],
             has_barriers: false,
+            group_count: 0,
             budget: u64::MAX,
             waits: 0,
             reads: 0,
@@ -133,7 +142,7 @@ impl Memory {
         Self { blocks, state: Mutex::new(state) }
     }
 
-    /// Lets the storage keep what engine `barrier` promises.
+    /// Lets the storage keep what engines `barrier` and `opimq` promise.
     pub(crate) fn with_barriers(self) -> Self {
         self.state.lock().unwrap().has_barriers = true;
         self
@@ -185,11 +194,17 @@ impl Memory {
 impl State {
     fn crash(&self, choose: &mut dyn FnMut(u64) -> u64) -> Image {
         let mut image = self.released.clone();
-        for stream in &self.streams {
-            let prefix = stream.durable + choose(stream.last - stream.durable + 1);
+        // The last group of the main stream of which something is there.
+        let mut seen = 0;
+        for (number, stream) in self.streams.iter().enumerate() {
+            let mut prefix = stream.durable + choose(stream.last - stream.durable + 1);
+            prefix = prefix.max(stream.followed_before(seen));
             for group in &stream.pending {
                 if self.has_barriers && group.seq > prefix + 1 {
                     break;
+                }
+                if number == 0 {
+                    seen = group.number;
                 }
                 for (at, placement, data) in &group.writes {
                     if group.seq <= prefix {
@@ -224,14 +239,31 @@ impl State {
 
     fn make_durable(&mut self, stream: StreamNo, seq: u64) {
         let Self { streams, released, .. } = self;
-        let stream = &mut streams[usize::from(stream.0)];
-        stream.durable = stream.durable.max(seq);
-        let durable = stream.durable;
-        for group in stream.pending.extract_if(.., |group| group.seq <= durable) {
-            for (at, _, data) in group.writes {
-                released.write(at, data);
+        let main = streams[0].pending.iter().rfind(|group| stream.0 == 0 && group.seq <= seq);
+        let seen = main.map_or(0, |group| group.number);
+        for (number, other) in streams.iter_mut().enumerate() {
+            let durable = if number == usize::from(stream.0) {
+                other.durable = other.durable.max(seq);
+                other.durable
+            } else {
+                // Its stream does not learn of it.
+                other.followed_before(seen)
+            };
+            for group in other.pending.extract_if(.., |group| group.seq <= durable) {
+                for (at, _, data) in group.writes {
+                    released.write(at, data);
+                }
             }
         }
+    }
+}
+
+impl Stream {
+    /// The last pending group before group `number` of the main stream, which follows it; 0 if there is
+    /// none.
+    fn followed_before(&self, number: u64) -> u64 {
+        let is_before = |group: &&Pending| group.is_followed && group.number < number;
+        self.pending.iter().rfind(is_before).map_or(0, |group| group.seq)
     }
 }
 
@@ -273,7 +305,9 @@ impl Storage for Memory {
             }
         }
         let seq = state.streams[usize::from(stream.0)].last + 1;
-        let mut pending = Pending { seq, writes: Vec::new() };
+        state.group_count += 1;
+        let (number, is_followed) = (state.group_count, group.follower.is_some());
+        let mut pending = Pending { seq, number, is_followed, writes: Vec::new() };
         for write in group.writes {
             state.current.write(write.at.0, Arc::clone(&write.data));
             pending.writes.push((write.at.0, write.placement, write.data));

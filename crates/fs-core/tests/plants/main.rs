@@ -122,7 +122,9 @@ fn run(plant: Plant, script: &Script) {
         }
         Plant::OverwriteBeforeBarrier => {
             script.change(Write("a/x", 0, 100)).sync("a/x", Sync::Barrier);
-            fsync(script, Write("a/x", 4096, 100));
+            // In mode `opimq` it only matters on another stream.
+            let path = if script.setup == Setup::Opimq { "b/y" } else { "a/x" };
+            fsync(script, Write(path, 4096, 100));
         }
         Plant::CommitBlockBeforeFlush => {
             script.change(New("a/n")).sync("a/n", Sync::All);
@@ -136,6 +138,7 @@ fn run(plant: Plant, script: &Script) {
             script.change(Write("a/x", 6000, 5000)).sync("a/x", Sync::Barrier);
             script.change(Write("b/y", 0, 4096)).sync("b/y", Sync::Fdatasync);
         }
+        Plant::DataWithoutFollower => fsync(script, New("a/n")),
         Plant::CommitWhenComplete | Plant::BarrierWhenComplete => {
             unreachable!("`rio sim --fs` catches it")
         }
@@ -149,11 +152,13 @@ fn setups(plant: Plant) -> &'static [Setup] {
         Plant::CommitBlockWithOthers
         | Plant::HomeBeforeCommitBlock
         | Plant::RetiredBeforeDurable
-        | Plant::BarrierWithoutCommit => &[Setup::Barrier],
+        | Plant::BarrierWithoutCommit => &[Setup::Barrier, Setup::Opimq],
+        Plant::DataWithoutFollower => &[Setup::Opimq],
+        Plant::OverwriteBeforeBarrier => &[Setup::Lazy, Setup::Opimq],
         Plant::ReuseBeforeCommit
         | Plant::RevokeForgotten
         | Plant::OrphanForgotten
-        | Plant::SizeForgotten => &[Setup::Lazy, Setup::Barrier],
+        | Plant::SizeForgotten => &[Setup::Lazy, Setup::Barrier, Setup::Opimq],
         _ => &[Setup::Lazy],
     }
 }

@@ -102,12 +102,12 @@ impl Client {
         Some(StreamMarks { complete: marks.complete, durable: marks.durable, released })
     }
 
-    /// Submits a group.
+    /// Submits a group, which another stream may follow.
     pub(crate) fn submit(
         &mut self,
         id: u16,
         writes: &[NamedWrite],
-        durable: bool,
+        (durable, follower): (bool, Option<u16>),
         drives: &Drives<'_>,
         core: &mut Core,
     ) -> Result<Seq, NotSubmitted> {
@@ -119,7 +119,7 @@ impl Client {
         stream.enter_call();
         let tag = core.tags + 1;
         let mut process = Process { end, ownership_checker: &mut volume.ownership_checker, drives };
-        let admitted = stream.submit_named(writes, tag, durable, &mut process, core);
+        let admitted = stream.submit_named(writes, tag, (durable, follower), &mut process, core);
         if let Ok(seq) = &admitted {
             core.tags = tag;
             let full = stream.driver().is_some_and(|driver| driver.should_send());

@@ -44,6 +44,9 @@ impl Stream {
         self.watchers.publish(marks);
         core.oracle.marks(era, id, marks.complete, marks.durable, drives);
         ownership_checker.on_released(StreamId(id), released);
+        for (stream, seq) in core.oracle.covered(era, id, marks.durable) {
+            ownership_checker.on_released(StreamId(stream), seq);
+        }
         self.check_memory(core);
         match polled {
             Ok(_) => {

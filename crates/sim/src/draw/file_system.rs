@@ -22,6 +22,8 @@ const PREPARE_AREAS: u64 = 0x7072_6570_6172_6573;
 const HORAE_ONE_IN: u64 = 6;
 /// One of this number of the others has engine `barrier`.
 const BARRIER_ONE_IN: u64 = 6;
+/// One of this number of the rest has engine `opimq`.
+const OPIMQ_ONE_IN: u64 = 6;
 
 /// The scenario with a file system of a seed.
 #[must_use]
@@ -31,6 +33,8 @@ pub fn draw_file_system(seed: u64) -> Scenario {
         draw_file_system_on_horae(seed)
     } else if rng.one_in(BARRIER_ONE_IN) {
         draw_file_system_on_barrier(seed)
+    } else if rng.one_in(OPIMQ_ONE_IN) {
+        draw_file_system_on_opimq(seed)
     } else {
         on_rio(seed)
     }
@@ -54,9 +58,19 @@ fn set_horae(scenario: &mut Scenario, seed: u64) {
 /// The scenario with a file system on engine `barrier`.
 #[must_use]
 pub fn draw_file_system_on_barrier(seed: u64) -> Scenario {
+    on_ordered_drives(Engine::Barrier, seed)
+}
+
+/// The scenario with a file system on engine `opimq`.
+#[must_use]
+pub fn draw_file_system_on_opimq(seed: u64) -> Scenario {
+    on_ordered_drives(Engine::Opimq, seed)
+}
+
+fn on_ordered_drives(engine: Engine, seed: u64) -> Scenario {
     let mut scenario = on_rio(seed);
     let mut rng = Rng::new(seed ^ DRIVE_ORDERS);
-    engines::choose(&mut scenario, Some(Engine::Barrier), &mut rng);
+    engines::choose(&mut scenario, Some(engine), &mut rng);
     engines::choose_models(&mut scenario, &mut rng);
     scenario
 }

@@ -165,10 +165,10 @@ impl Process {
             (run.first.0, place, names.collect())
         });
         let writes: Vec<NamedWrite> = writes.collect();
-        let durable = group.is_durable();
+        let (durable, follower) = (group.is_durable(), group.follower.map(|stream| stream.0));
         loop {
             let submitted = world.with_client(self.client, |client, drives, core| {
-                client.submit(id, &writes, durable, drives, core)
+                client.submit(id, &writes, (durable, follower), drives, core)
             });
             match submitted {
                 Ok(seq) => return Ok(seq),

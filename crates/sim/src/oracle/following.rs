@@ -49,6 +49,15 @@ impl Oracle {
         self.links.0.push(Link { era, stream, seq, follower, after, way, has_failed, is_over });
     }
 
+    /// The groups of other streams that are durable because the groups of their follower up to
+    /// `durable` are: their streams need not know of it.
+    pub fn covered(&self, era: Era, follower: u16, durable: Seq) -> Vec<(u16, Seq)> {
+        let is_covered = |link: &&Link| {
+            link.era == era && link.follower == follower && link.after < durable && !link.has_failed
+        };
+        self.links.0.iter().filter(is_covered).map(|link| (link.stream, link.seq)).collect()
+    }
+
     /// P1: a follower that waits submits a group only when the group before it is durable.
     pub(super) fn check_follower(&mut self, era: Era, follower: u16, seq: Seq) {
         if self.is_stale(era) {

@@ -22,7 +22,8 @@ use riopipe_sim::{
     attempt::{Bounded, Fault, RUN_LIMIT},
     core::Trace,
     draw::{
-        draw, draw_file_system, draw_file_system_on_barrier, draw_file_system_on_horae, draw_with,
+        draw, draw_file_system, draw_file_system_on_barrier, draw_file_system_on_horae,
+        draw_file_system_on_opimq, draw_with,
     },
     runner::{
         PLANT_SEEDS, Plan, PlantResult, PlantedBug, RARE_SEEDS, explain, run_seeds, try_plant,
@@ -90,8 +91,8 @@ struct Args {
     /// Run RioFS on the simulated volume. A seed draws another cluster, faults and a program
     #[arg(long)]
     fs: bool,
-    /// Run only scenarios with this engine: rio, sync, linux, horae, barrier, opimq or none; with --fs only horae
-    /// or barrier
+    /// Run only scenarios with this engine: rio, sync, linux, horae, barrier, opimq or none; with --fs only horae,
+    /// barrier or opimq
     #[arg(long, value_name = "ENGINE", value_parser = engine, conflicts_with = "plant")]
     engine: Option<Engine>,
     /// The number of seeds to run [default: 1000; with --for: no limit; with --plant: 3000 for
@@ -161,9 +162,11 @@ fn engine(name: &str) -> Result<Engine, String> {
 
 pub(crate) fn main() -> ExitCode {
     let args = Args::parse();
-    let is_of_file_systems = |engine| matches!(engine, Engine::Horae | Engine::Barrier);
+    let is_of_file_systems =
+        |engine| matches!(engine, Engine::Horae | Engine::Barrier | Engine::Opimq);
     if args.fs && args.engine.is_some_and(|engine| !is_of_file_systems(engine)) {
-        return ExitCode::from(fail("with --fs the engines to choose are horae and barrier"));
+        let text = "with --fs the engines to choose are horae, barrier and opimq";
+        return ExitCode::from(fail(text));
     }
     ExitCode::from(match (&args.plant, args.seed, &args.scenario) {
         (Some(name), _, _) => plants(&args, name),
@@ -205,6 +208,7 @@ impl Args {
         match (self.fs, self.engine) {
             (true, None) => draw_file_system,
             (true, Some(Engine::Barrier)) => draw_file_system_on_barrier,
+            (true, Some(Engine::Opimq)) => draw_file_system_on_opimq,
             (true, Some(_)) => draw_file_system_on_horae,
             (false, None) => draw,
             (false, Some(engine)) => draw_with(engine),
@@ -216,6 +220,7 @@ impl Args {
         match (self.fs, self.engine) {
             (true, None) => "--fs ",
             (true, Some(Engine::Barrier)) => "--fs --engine barrier ",
+            (true, Some(Engine::Opimq)) => "--fs --engine opimq ",
             (true, Some(_)) => "--fs --engine horae ",
             (false, None) => "",
             (false, Some(Engine::Rio)) => "--engine rio ",

@@ -196,7 +196,7 @@ impl Expected {
                 self.judge_commit(found)?;
                 self.judge_parts(found, contents)
             }
-            Setup::Barrier => {
+            Setup::Barrier | Setup::Opimq => {
                 let with = self.with_barriers(found, contents);
                 with.judge_commit(found)?;
                 with.judge_parts(found, contents)

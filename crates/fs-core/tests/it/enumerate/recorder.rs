@@ -142,6 +142,10 @@ impl Image for Whole<'_> {
 #[derive(Debug)]
 struct Pending {
     seq: u64,
+    /// Its number among the groups of all streams.
+    number: u64,
+    /// Whether the main stream follows it.
+    is_followed: bool,
     writes: Vec<(u64, Placement, Content)>,
 }
 
@@ -195,11 +199,33 @@ impl Boundary {
                 };
                 stream[index as usize]
             });
-            let state: Vec<Choice> = state.collect();
+            let mut state: Vec<Choice> = state.collect();
+            self.follow(&mut state);
             visit(self.state(base, &state, false));
             if self.unreleased.iter().any(|groups| !groups.is_empty()) {
                 visit(self.state(base, &state, true));
             }
+        }
+    }
+
+    /// With followed groups: the choices of the other streams have all that the main stream's choice
+    /// is behind.
+    fn follow(&self, choices: &mut [Choice]) {
+        if self.order != Order::Followed {
+            return;
+        }
+        let (kept, bits) = choices[0];
+        let is_partly_there = |group: &Arc<Pending>| {
+            let writes = group.writes.len().min(64) as u32;
+            bits & (!0 >> (64 - writes.max(1))) != 0 && writes > 0
+        };
+        let seen = kept + usize::from(self.streams[0].get(kept).is_some_and(is_partly_there));
+        let Some(last) = seen.checked_sub(1) else { return };
+        let last = self.streams[0][last].number;
+        for (choice, groups) in choices.iter_mut().zip(&self.streams).skip(1) {
+            let is_before = |group: &Arc<Pending>| group.is_followed && group.number < last;
+            let needed = groups.iter().rposition(is_before).map_or(0, |index| index + 1);
+            choice.0 = choice.0.max(needed);
         }
     }
 
@@ -224,7 +250,7 @@ impl Boundary {
         let zero = Content::new(Arc::new(ZERO));
         let (kept, mut bits) = choice;
         for (index, group) in groups.iter().enumerate() {
-            if index > kept && self.order == Order::Groups {
+            if index > kept && self.order.is_by_groups() {
                 break;
             }
             for (at, placement, content) in &group.writes {
@@ -254,7 +280,7 @@ impl Boundary {
         let mut list = vec![(0, 0), (0, !0), (groups.len(), 0)];
         let mut writes = 0;
         for kept in (0..groups.len()).rev() {
-            if self.order == Order::Groups {
+            if self.order.is_by_groups() {
                 writes = 0;
             }
             writes += groups[kept].writes.len();
@@ -297,6 +323,8 @@ struct State {
     /// The recorded moments, if they are wanted.
     boundaries: Option<Vec<Boundary>>,
     step: usize,
+    /// The number of groups so far.
+    group_count: u64,
 }
 
 /// How groups that nothing waits for become durable.
@@ -317,8 +345,18 @@ pub(crate) enum Order {
     /// The promise of engine `barrier`: of each stream a prefix of groups, and some blocks of the
     /// next one.
     Groups,
+    /// The promise of engine `opimq`: as [`Groups`](Self::Groups), and nothing of a group of the main
+    /// stream is there without the groups before it that it follows.
+    Followed,
     /// The promise of a drive: any subset of the blocks.
     Drive,
+}
+
+impl Order {
+    /// Whether each group comes after the one before it, wholly.
+    const fn is_by_groups(self) -> bool {
+        matches!(self, Self::Groups | Self::Followed)
+    }
 }
 
 /// When durable groups are released.
@@ -366,6 +404,7 @@ impl Recorder {
             streams: (0..device.streams).map(|_| Stream::default()).collect(),
             boundaries: None,
             step: 0,
+            group_count: 0,
         };
         let base = Arc::clone(base);
         Arc::new(Self { base, device, state: Mutex::new(state), hook: Mutex::new(None) })
@@ -421,6 +460,9 @@ impl State {
 
     fn make_durable(&mut self, base: &Base, stream: StreamNo, seq: u64, release: Release) {
         let Self { streams, durable, .. } = self;
+        if stream.0 == 0 {
+            make_followed_durable(streams, durable, base, seq);
+        }
         let stream = &mut streams[usize::from(stream.0)];
         stream.durable = stream.durable.max(seq);
         let limit = stream.durable;
@@ -432,6 +474,27 @@ impl State {
         }
         if release == Release::AtOnce {
             stream.release();
+        }
+    }
+}
+
+/// Makes all groups durable that the main stream's groups up to `seq` are behind. Their streams do not
+/// learn of it.
+fn make_followed_durable(
+    streams: &mut [Stream],
+    durable: &mut Arc<Overlay>,
+    base: &Base,
+    seq: u64,
+) {
+    let main = streams[0].pending.iter().rfind(|group| group.seq <= seq);
+    let Some(last) = main.map(|group| group.number) else { return };
+    for stream in streams.iter_mut().skip(1) {
+        let is_before = |group: &Arc<Pending>| group.is_followed && group.number < last;
+        let covered = stream.pending.iter().rposition(is_before).map_or(0, |index| index + 1);
+        for group in stream.pending.drain(..covered) {
+            for (at, _, content) in &group.writes {
+                Arc::make_mut(durable).write(base, *at, content);
+            }
         }
     }
 }
@@ -463,7 +526,16 @@ impl Storage for Recorder {
     fn submit(&self, stream: StreamNo, group: WriteGroup) -> Result<GroupSeq, StorageError> {
         let mut state = self.state.lock().unwrap();
         let seq = state.streams[usize::from(stream.0)].last + 1;
-        let mut pending = Pending { seq, writes: Vec::with_capacity(group.writes.len()) };
+        state.group_count += 1;
+        let mut pending = Pending {
+            seq,
+            number: state.group_count,
+            is_followed: group.follower.is_some_and(|follower| {
+                assert!(follower.0 == 0 && stream.0 > 0, "the main stream follows");
+                self.device.order == Order::Followed
+            }),
+            writes: Vec::with_capacity(group.writes.len()),
+        };
         for write in group.writes {
             let at = write.at.0;
             // The checker of T11 and T15, as the library has it.

@@ -22,11 +22,14 @@ pub(crate) enum Setup {
     /// Mode `barrier`, on a drive that keeps the order of groups; they become durable when they are
     /// waited for.
     Barrier,
+    /// Mode `opimq`, on a drive that keeps the order of groups, and that of the main stream behind
+    /// data; they become durable when they are waited for.
+    Opimq,
 }
 
 impl Setup {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::Lazy, Self::Eager, Self::Background, Self::Ext4, Self::Barrier];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Lazy, Self::Eager, Self::Background, Self::Ext4, Self::Barrier, Self::Opimq];
     /// The setups of mode `rio` without a background.
     pub(crate) const RIO: [Self; 2] = [Self::Lazy, Self::Eager];
 
@@ -34,6 +37,7 @@ impl Setup {
         match self {
             Self::Ext4 => JournalMode::Ext4,
             Self::Barrier => JournalMode::Barrier,
+            Self::Opimq => JournalMode::Opimq,
             Self::Lazy | Self::Eager | Self::Background => JournalMode::Rio,
         }
     }
@@ -66,6 +70,7 @@ impl Device {
         let order = match mode {
             JournalMode::Rio | JournalMode::Horae => Order::Streams,
             JournalMode::Barrier => Order::Groups,
+            JournalMode::Opimq => Order::Followed,
             JournalMode::Ext4 => Order::Drive,
         };
         Self { order, ..Self::lazy(streams) }

@@ -209,9 +209,10 @@ impl World {
     ) -> Result<Tree, String> {
         // A volume may have another number of streams at the next mount, and another mode.
         let streams = STREAMS + (state.hash() >> 32) as usize % 3;
-        let mode = match (state.hash() >> 40) % 4 {
+        let mode = match (state.hash() >> 40) % 5 {
             0 => JournalMode::Ext4,
             1 => JournalMode::Barrier,
+            2 => JournalMode::Opimq,
             _ => JournalMode::Rio,
         };
         let device = Device::of_mode(mode, streams);
@@ -359,7 +360,7 @@ impl World {
                     Err(why) => Err(why.to_string()),
                 };
                 let judged = judged.and_then(|()| match setup.mode() {
-                    JournalMode::Ext4 | JournalMode::Barrier => {
+                    JournalMode::Ext4 | JournalMode::Barrier | JournalMode::Opimq => {
                         self.judge_without_riofs(&state, expected, counts)
                     }
                     JournalMode::Rio | JournalMode::Horae => Ok(()),

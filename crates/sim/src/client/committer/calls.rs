@@ -137,7 +137,7 @@ impl Stream {
     ) -> Option<Seq> {
         let parts: Vec<_> =
             parts.iter().map(|(first, names)| (*first, place, names.clone())).collect();
-        let admitted = self.submit_named(&parts, tag, durable, process, core);
+        let admitted = self.submit_named(&parts, tag, (durable, None), process, core);
         if let Err(Refusal::Poisoned(failure)) = admitted {
             self.has_failed_with(failure, core);
             return None;
@@ -151,7 +151,7 @@ impl Stream {
         &mut self,
         parts: &[(u64, Place, Vec<u64>)],
         tag: u64,
-        durable: bool,
+        (durable, follower): (bool, Option<u16>),
         process: &mut Process<'_, '_>,
         core: &mut Core,
     ) -> Result<Seq, Refusal> {
@@ -176,7 +176,14 @@ impl Stream {
         let checked: Vec<_> =
             writes.iter().map(|write| (write.lba, write.blocks, write.op.is_fresh())).collect();
         let Some(driver) = self.driver() else { return Err(Refusal::Empty) };
-        let seq = driver.admit(&mut writes, tag, durable)?;
+        let (seq, followed) = match follower {
+            None => (driver.admit(&mut writes, tag, durable)?, None),
+            Some(follower) => {
+                let follower_id = StreamId(follower);
+                let (seq, way) = driver.admit_followed(&mut writes, tag, durable, follower_id)?;
+                (seq, Some((follower, way)))
+            }
+        };
         // With a planted bug of RioFS its consequences must be seen.
         if let Err(violation) = process.ownership_checker.check(id, checked.iter().copied())
             && !Plant::ALL.iter().any(|plant| is_bug_planted(*plant))
@@ -192,6 +199,10 @@ impl Stream {
             format!("stream {}: group {seq}, tag {tag}, {parts:?}, {durable}", id.0)
         });
         core.oracle.submitted((era, id.0, core.now), seq, tag, &submitted);
+        if let Some((follower, way)) = followed {
+            core.trace(|| format!("stream {}: stream {follower} follows it: {way:?}", id.0));
+            core.oracle.followed((era, id.0), seq, follower, way);
+        }
         Ok(seq)
     }
 }
