@@ -106,6 +106,15 @@ impl Failure {
         self
     }
 
+    /// Puts the work that failed before the message. An interruption needs no place.
+    #[must_use]
+    pub fn during(mut self, work: &str) -> Self {
+        if self.code != Code::Interrupted {
+            self.message = format!("{work}: {}", self.message);
+        }
+        self
+    }
+
     /// Adds the remedy.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {

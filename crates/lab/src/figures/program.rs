@@ -11,7 +11,7 @@ use super::{
     figure::{Claim, Curve, Figure, Form, Panel, Value, Verdict},
     file_system,
 };
-use crate::{machine::Machine, units};
+use crate::{fs_load::Guarantee, machine::Machine, units};
 
 /// Fewer context switches than this of an operation are none: a ratio to less has no meaning.
 const SWITCHES_MIN: f64 = 0.01;
@@ -27,21 +27,23 @@ pub struct Mark {
     pub threads: u32,
     /// Operations per second.
     pub ops_per_s: f64,
-    /// Their interval, if there are rounds enough.
+    /// Their interval; with less than six rounds the smallest and the largest value.
     pub ops_per_s_interval: Option<[f64; 2]>,
     /// Mean latency, µs.
     pub mean_us: f64,
-    /// 99th percentile of the latency, µs.
-    pub p99_us: f64,
-    /// 99.9th percentile of the latency, µs.
-    pub p999_us: f64,
+    /// 99th percentile of the latency, µs; `None` if too few operations are above it.
+    pub p99_us: Option<f64>,
+    /// 99.9th percentile of the latency, µs; `None` if too few operations are above it.
+    pub p999_us: Option<f64>,
     /// The times that a thread of the program gives up its core, for each operation.
     pub switches: f64,
     /// How often an operation waits for the drive, one wait after the other.
     pub serial_waits: f64,
     /// The commands that the drives get for each operation.
     pub drive_writes: f64,
-    /// The FLUSHes among them.
+    /// The blocks that these commands write.
+    pub drive_blocks: f64,
+    /// The FLUSHes that the drives get for each operation.
     pub drive_flushes: f64,
     /// Mean number of commands at a drive.
     pub queue_depth: f64,
@@ -115,7 +117,7 @@ fn panel(measure: ProgramMeasure, program: &Program, measured: &Measured) -> Pan
         name: one.name.to_owned(),
         values: ticks
             .iter()
-            .map(|tick| find(measured, one.name, tick.name).map(|mark| value(mark, measure)))
+            .map(|tick| value(find(measured, one.name, tick.name)?, measure))
             .collect(),
         expected: Vec::new(),
     };
@@ -132,20 +134,22 @@ fn panel(measure: ProgramMeasure, program: &Program, measured: &Measured) -> Pan
     }
 }
 
-fn value(mark: &Mark, measure: ProgramMeasure) -> Value {
-    let plain = |median| Value { median, interval: None };
-    match measure {
-        ProgramMeasure::Rate => Value {
-            median: mark.ops_per_s / 1e3,
-            interval: mark.ops_per_s_interval.map(|ends| ends.map(|end| end / 1e3)),
-        },
-        ProgramMeasure::Mean => plain(mark.mean_us),
-        ProgramMeasure::P99 => plain(mark.p99_us),
-        ProgramMeasure::P999 => plain(mark.p999_us),
-        ProgramMeasure::Switches => plain(mark.switches),
-        ProgramMeasure::QueueDepth => plain(mark.queue_depth),
-        ProgramMeasure::LargestQueueDepth => plain(mark.largest_queue_depth),
-    }
+/// `None` if there were too few operations for it.
+fn value(mark: &Mark, measure: ProgramMeasure) -> Option<Value> {
+    let interval = match measure {
+        ProgramMeasure::Rate => mark.ops_per_s_interval.map(|ends| ends.map(|end| end / 1e3)),
+        _ => None,
+    };
+    let median = match measure {
+        ProgramMeasure::Rate => mark.ops_per_s / 1e3,
+        ProgramMeasure::Mean => mark.mean_us,
+        ProgramMeasure::P99 => mark.p99_us?,
+        ProgramMeasure::P999 => mark.p999_us?,
+        ProgramMeasure::Switches => mark.switches,
+        ProgramMeasure::QueueDepth => mark.queue_depth,
+        ProgramMeasure::LargestQueueDepth => mark.largest_queue_depth,
+    };
+    Some(Value { median, interval })
 }
 
 fn claim(spec: &ProgramClaim, measured: &Measured, model: &Model<'_>) -> Claim {
@@ -159,13 +163,14 @@ fn claim(spec: &ProgramClaim, measured: &Measured, model: &Model<'_>) -> Claim {
         )
     };
     let here = |mark: &Mark| {
-        let value = value(mark, spec.measure).median;
+        let value = value(mark, spec.measure)?.median;
         Some(match spec.measure {
             ProgramMeasure::Switches => value.max(SWITCHES_MIN),
             _ => value,
         })
     };
     let expected = |mark: &Mark| match spec.measure {
+        _ if model.waits_elsewhere(mark) => None,
         ProgramMeasure::Rate => Some(model.rate(mark)),
         ProgramMeasure::Mean => Some(model.mean_us(mark)),
         ProgramMeasure::Switches => Some(mark.serial_waits.max(SWITCHES_MIN)),
@@ -200,6 +205,19 @@ impl Model<'_> {
         thread_ns.max(drive_ns * f64::from(mark.threads)) / 1e3
     }
 
+    /// Whether an operation waits outside of the calls whose waits are counted: on file-level journals a
+    /// write behind a barrier may wait until what is before the barrier is durable.
+    fn waits_elsewhere(&self, mark: &Mark) -> bool {
+        let named = self.program.contenders.iter().find(|one| one.name == mark.contender);
+        let all = self.program.ticks.iter().chain(self.program.quick);
+        let tick = all.into_iter().find(|tick| tick.name == mark.tick);
+        named.zip(tick).is_some_and(|(one, tick)| {
+            matches!(one.mode, "rio" | "horae")
+                && !tick.load.is_of_objects()
+                && one.guarantee_at(tick) != Guarantee::Durable
+        })
+    }
+
     /// The time that a thread waits for one operation, and the time that the operation takes the
     /// drives, ns. The drives work side by side.
     fn times_ns(&self, mark: &Mark) -> (f64, f64) {
@@ -210,8 +228,12 @@ impl Model<'_> {
         // A thread can't wait for more FLUSHes than it has waits.
         let waits = mark.serial_waits * (self.trip_ns + drives.write_ns());
         let thread_ns = waits + flushes.min(mark.serial_waits) * drives.flush_ns();
-        let commands = mark.drive_writes * drives.command_ns() / drives.count();
-        (thread_ns, commands + flushes * drives.flush_ns())
+        let writes = (mark.drive_writes * drives.command_ns())
+            .max(mark.drive_blocks * drives.block_ns())
+            / drives.count();
+        // At best the FLUSHes of all threads wait together, and the drive joins them.
+        let joined = flushes / f64::from(mark.threads.max(1));
+        (thread_ns, writes + joined * drives.flush_ns())
     }
 
     fn text(&self, measured: &Measured) -> String {
@@ -219,8 +241,11 @@ impl Model<'_> {
         let Some(tick) = program.ticks(measured.quick).first() else { return String::new() };
         let of = |one: &ProgramContender| {
             let mark = find(measured, one.name, tick.name)?;
+            if self.waits_elsewhere(mark) {
+                return None;
+            }
             Some(format!(
-                "{:.1} times and {:.1} FLUSHes with {}",
+                "{:.1} times, with {:.1} FLUSHes, with {}",
                 mark.serial_waits, mark.drive_flushes, one.name
             ))
         };
@@ -240,7 +265,7 @@ impl Model<'_> {
         format!(
             "{waits} at {} ({}), an operation waits {}. A wait is a round trip ({} here) and a write of the \
              drive ({}), a FLUSH takes {} more. So much is expected of a thread. All together can't do more \
-             than the drive, which takes {} for a command. CPU time is not in the model, so where nothing \
+             than the drive, which takes {} for a command and {} for a block, and joins FLUSHes that wait together. CPU time is not in the model, so where nothing \
              waits it is only a limit.{below}",
             tick.name,
             program.axis,
@@ -249,6 +274,7 @@ impl Model<'_> {
             units::time(drives.write_ns()),
             units::time(drives.flush_ns()),
             units::time(drives.command_ns()),
+            units::time(drives.block_ns()),
         )
     }
 }
@@ -275,6 +301,11 @@ impl Drives {
 
     fn command_ns(&self) -> f64 {
         self.mean(|profile| profile.write_command_ns as f64)
+    }
+
+    /// The time of a block on the way into the drive, or to the medium if that is longer.
+    fn block_ns(&self) -> f64 {
+        self.mean(|profile| (profile.link_block_ns as f64).max(profile.drain_block_ns() as f64))
     }
 
     /// The drives that need a FLUSH; if none does, those that get one.
@@ -309,11 +340,12 @@ mod tests {
             ops_per_s: 1e6 / us,
             ops_per_s_interval: Some([0.9e6 / us, 1.1e6 / us]),
             mean_us: us,
-            p99_us: 2.0 * us,
-            p999_us: 3.0 * us,
+            p99_us: Some(2.0 * us),
+            p999_us: None,
             switches: waits,
             serial_waits: waits,
             drive_writes: 5.0,
+            drive_blocks: 6.0,
             drive_flushes: flushes,
             queue_depth: 1.0,
             largest_queue_depth: 3.0,
@@ -360,7 +392,11 @@ mod tests {
         let waits = 4.0 * (10.0 + 2.222 + 17.778 + 1720.0);
         assert!((ordered.expected.unwrap() - waits / 11.11).abs() < 1.0, "{ordered:?}");
         assert_eq!(figure.verdict.holds, Holds::Yes, "{}", figure.verdict.sentence);
-        assert!(figure.model.contains("4.0 times and 4.0 FLUSHes with ext4"), "{}", figure.model);
+        assert!(
+            figure.model.contains("4.0 times, with 4.0 FLUSHes, with ext4"),
+            "{}",
+            figure.model
+        );
         let panel = &figure.panels[0];
         assert_eq!((panel.ticks.len(), panel.within_cores), (2, 2), "no axis of threads");
         assert_eq!(panel.form, Form::Bars);

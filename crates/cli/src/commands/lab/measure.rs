@@ -163,7 +163,7 @@ impl<'a> Bench<'a> {
         run: impl Fn(&Self, usize, SpinPolicy, Duration) -> Result<Sample, Failure>,
     ) -> Result<Rounds<Sample>, Failure> {
         let mut retakes = std::mem::replace(&mut self.retakes, Retakes::new(0, 0));
-        let time = Duration::from_millis(if self.quick { 200 } else { 400 });
+        let time = Duration::from_millis(if self.quick { 200 } else { 300 });
         let samples = Rounds::run(names, rounds(self.quick), |index, _| {
             let (sample, disturbance) = retakes.take(|| {
                 self.interrupt.check()?;

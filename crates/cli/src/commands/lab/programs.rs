@@ -4,7 +4,7 @@
 use std::{cell::RefCell, collections::BTreeMap, io, iter, sync::Arc, time::Duration};
 
 use clap::ValueEnum;
-use riopipe::{ConnectOptions, EngineKind, StreamOptions};
+use riopipe::{BLOCK_BYTES, ConnectOptions, EngineKind, StreamOptions};
 use riopipe_fs::{
     JournalMode,
     backing::engine_of,
@@ -66,6 +66,8 @@ const DRIVE_SIZE: &str = "384M";
 const LOG_BYTES: u64 = 8 << 20;
 /// Bytes on one drive before the next one follows.
 const UNIT_BYTES: u32 = 64 << 10;
+/// A percentile needs so many operations above it.
+const ABOVE_MIN: u64 = 10;
 /// The streams of a volume: the main one, and those of the data of files.
 const STREAMS: u32 = 9;
 
@@ -99,7 +101,10 @@ pub(super) fn measure(
         let samples = Rounds::run(&names, rounds, |index, _| {
             let (run, _) = retakes.take(|| {
                 interrupt.check()?;
-                sites.run(contenders[index], tick, time)
+                let run = sites.run(contenders[index], tick, time);
+                run.map_err(|failure| {
+                    failure.during(&format!("{}, {} at {}", entry.id, names[index], tick.name))
+                })
             })?;
             progress.step();
             Ok::<_, Failure>(run)
@@ -132,8 +137,12 @@ fn setup(program: &Program) -> String {
         true => ("the object store", "store"),
         false => ("RioFS", "file system"),
     };
+    let apart = match program.contenders.iter().any(|one| one.layout == Layout::Apart) {
+        true => ", or a target for each drive where the redo log has its own",
+        false => "",
+    };
     format!(
-        "One target on loopback with {drives}; {what} in the process of the load, all contenders in turns, each \
+        "One target on loopback with {drives}{apart}; {what} in the process of the load, all contenders in turns, each \
          time on a new {new}{sleeps}"
     )
 }
@@ -189,11 +198,12 @@ fn mark(name: &str, tick: &Tick, rounds: &Rounds<Run>) -> Mark {
         ops_per_s: rate.map_or(0.0, |rate| rate.value),
         ops_per_s_interval: rate.map(|rate| [rate.low, rate.high]),
         mean_us: summary.mean_ns / 1e3,
-        p99_us: summary.p99_ns as f64 / 1e3,
-        p999_us: summary.p999_ns as f64 / 1e3,
+        p99_us: (summary.count >= 100 * ABOVE_MIN).then_some(summary.p99_ns as f64 / 1e3),
+        p999_us: (summary.count >= 1000 * ABOVE_MIN).then_some(summary.p999_ns as f64 / 1e3),
         switches: median(&|run| run.of_each(run.switches)),
         serial_waits: median(&Run::serial_waits),
         drive_writes: median(&|run| run.of_each(run.drive.writes)),
+        drive_blocks: median(&|run| run.of_each(run.drive.written_bytes) / BLOCK_BYTES as f64),
         drive_flushes: median(&|run| run.of_each(run.drive.flushes)),
         queue_depth: median(&|run| run.queue_depth),
         largest_queue_depth: median(&|run| run.largest_queue_depth as f64),

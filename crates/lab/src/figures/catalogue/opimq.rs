@@ -91,19 +91,14 @@ const fn containers(
     }
 }
 
-const VARMAIL: [Tick; 5] = ticks(ProgramLoad::VarmailEach);
-const DBENCH: [Tick; 5] = ticks(ProgramLoad::Dbench);
-const SYSBENCH: [Tick; 5] = ticks(ProgramLoad::OltpInsertEach);
+/// Numbers of containers. The paper states its ratios at 40.
+const fn ticks(load: ProgramLoad) -> [Tick; 3] {
+    [Tick::threads("1", 1, load), Tick::threads("10", 10, load), Tick::threads("40", 40, load)]
+}
 
-/// Numbers of containers: two of a quick run, then the others.
-const fn ticks(load: ProgramLoad) -> [Tick; 5] {
-    [
-        Tick::threads("2", 2, load),
-        Tick::threads("16", 16, load),
-        Tick::threads("1", 1, load),
-        Tick::threads("10", 10, load),
-        Tick::threads("40", 40, load),
-    ]
+/// Those of a quick run.
+const fn quick(load: ProgramLoad) -> [Tick; 2] {
+    [Tick::threads("2", 2, load), Tick::threads("40", 40, load)]
 }
 
 /// The figures, in the order of the paper.
@@ -151,9 +146,9 @@ pub(super) const FIGURES: &[Entry] = &[
         source: opimq!("macro benchmarks, Filebench varmail"),
         question: "What do many mail servers on one file system gain?",
         experiment: Experiment::Program(containers(
-            &[VARMAIL[2], VARMAIL[3], VARMAIL[4]],
-            &[VARMAIL[0], VARMAIL[1]],
-            &[against("ext4", Some(2.9), 1.3), against("BarrierFS", None, 1.0)],
+            const { &ticks(ProgramLoad::VarmailEach) },
+            const { &quick(ProgramLoad::VarmailEach) },
+            &[against("ext4", Some(2.9), 1.3).at("40"), against("BarrierFS", None, 1.0).at("40")],
             &[CONTAINERS, "40 mails for each container, so that all fit on the drive", NOT_THERE],
         )),
     },
@@ -163,9 +158,9 @@ pub(super) const FIGURES: &[Entry] = &[
         source: opimq!("macro benchmarks, dbench"),
         question: "What do many file servers on one file system gain?",
         experiment: Experiment::Program(containers(
-            &[DBENCH[2], DBENCH[3], DBENCH[4]],
-            &[DBENCH[0], DBENCH[1]],
-            &[against("ext4", Some(2.8), 1.3), against("BarrierFS", None, 1.0)],
+            const { &ticks(ProgramLoad::Dbench) },
+            const { &quick(ProgramLoad::Dbench) },
+            &[against("ext4", Some(2.8), 1.3).at("40"), against("BarrierFS", None, 1.0).at("40")],
             &[
                 CONTAINERS,
                 "the load has the shares of calls of dbench's load file, with smaller files and without calls that \
@@ -180,9 +175,9 @@ pub(super) const FIGURES: &[Entry] = &[
         source: opimq!("macro benchmarks, sysbench OLTP-insert on MySQL"),
         question: "What do many databases on one file system gain?",
         experiment: Experiment::Program(containers(
-            &[SYSBENCH[2], SYSBENCH[3], SYSBENCH[4]],
-            &[SYSBENCH[0], SYSBENCH[1]],
-            &[against("ext4", Some(2.9), 1.3), against("BarrierFS", None, 1.0)],
+            const { &ticks(ProgramLoad::OltpInsertEach) },
+            const { &quick(ProgramLoad::OltpInsertEach) },
+            &[against("ext4", Some(2.9), 1.3).at("40"), against("BarrierFS", None, 1.0).at("40")],
             &[
                 CONTAINERS,
                 "the load makes InnoDB's writes and calls (redo log, doublewrite, table); the paper has MySQL",

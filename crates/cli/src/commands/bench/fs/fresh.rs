@@ -17,6 +17,7 @@ use crate::{connect::open_failure, failure::Failure, own_targets::OwnTargets};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::commands) struct DriveCounts {
     pub(in crate::commands) writes: u64,
+    pub(in crate::commands) written_bytes: u64,
     pub(in crate::commands) flushes: u64,
 }
 
@@ -27,6 +28,7 @@ impl DriveCounts {
             let counters = target.stat().counters;
             let count = |name| counters.get(name).copied().unwrap_or(0);
             all.writes += count("writes");
+            all.written_bytes += count("written_bytes");
             all.flushes += count("flushes");
         }
         all
@@ -35,6 +37,7 @@ impl DriveCounts {
     pub(in crate::commands) const fn since(self, before: Self) -> Self {
         Self {
             writes: self.writes.saturating_sub(before.writes),
+            written_bytes: self.written_bytes.saturating_sub(before.written_bytes),
             flushes: self.flushes.saturating_sub(before.flushes),
         }
     }
