@@ -234,6 +234,7 @@ fn colour_of(name: &str) -> RGBColor {
         "rio" => RGBColor(20, 140, 60),
         "horae" => RGBColor(202, 125, 20),
         "barrier" => RGBColor(140, 60, 160),
+        "opimq" => RGBColor(0, 130, 130),
         "ext4" => RGBColor(200, 40, 50),
         "kernel_ext4" => RGBColor(240, 130, 20),
         _ => RGBColor(130, 130, 130),

@@ -76,6 +76,9 @@ pub enum Mode {
     /// As BarrierFS, to compare: commits in flight on streams of engine `barrier`, which needs drives
     /// that keep the order
     Barrier,
+    /// As OPEXT4, to compare: commits in flight behind data on streams of engine `opimq`, which needs
+    /// drives that keep the order of epochs
+    Opimq,
     /// As ext4 with jbd2: a commit of the journal for each fsync
     Ext4,
 }

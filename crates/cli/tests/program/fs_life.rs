@@ -136,10 +136,12 @@ fn a_mount_that_fails_in_the_background_has_its_message_and_its_code() {
 
 /// A file keeps no order, so the mode has no effect there and is refused.
 #[test]
-fn mode_barrier_is_refused_for_an_image() {
+fn the_modes_of_drives_with_an_order_are_refused_for_an_image() {
     let image = Image::new();
-    let mount = ["mount", "disk.img", "mnt", "--mode", "barrier"];
-    image.fs(&mount).failed(4, &["engine barrier", "no cache barrier"]);
+    let mount = ["mount", "disk.img", "mnt", "--mode"];
+    let words = |mode| [&mount[..], &[mode]].concat();
+    image.fs(&words("barrier")).failed(4, &["engine barrier", "no cache barrier"]);
+    image.fs(&words("opimq")).failed(4, &["engine opimq"]);
     image.mount(&[]);
     image.fs(&["umount", "mnt"]).ok();
     image.is_clean();

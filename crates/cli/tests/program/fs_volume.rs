@@ -107,16 +107,24 @@ impl Drop for Scene {
 
 #[test]
 fn mode_barrier_mounts_a_volume_whose_drive_keeps_the_order() {
-    let barrier = "ssd:flash,size=256M,order=barrier";
-    let words = ["--drive", barrier, "--log", "file:log,size=8M"];
+    mounts_in_mode("barrier", "ssd:flash,size=256M,order=barrier");
+}
+
+#[test]
+fn mode_opimq_mounts_a_volume_whose_drive_keeps_the_order() {
+    mounts_in_mode("opimq", "ssd:flash,size=256M,order=op");
+}
+
+fn mounts_in_mode(mode: &str, drive: &str) {
+    let words = ["--drive", drive, "--log", "file:log,size=8M"];
     let scene = Scene::with(|folder| serve(folder, &words));
-    scene.mount(&["--mode", "barrier"]);
+    scene.mount(&["--mode", mode]);
     let mut file = File::create(scene.folder.path().join("mnt/file")).unwrap();
     file.write_all(b"durable").unwrap();
     file.sync_all().unwrap();
     drop(file);
     let stat = scene.ask(&["stat", "mnt"]).ok();
-    assert_eq!((&stat["mode"], &stat["records"]), (&"barrier".into(), &0.into()));
+    assert_eq!((&stat["mode"], &stat["records"]), (&mode.into(), &0.into()));
     assert!(stat["commits"].as_u64().unwrap() >= 1, "{stat:?}");
     scene.ask(&["umount", "mnt"]).ok();
     assert_eq!(scene.fs(&["fsck", "v"]).ok()["clean"], true);

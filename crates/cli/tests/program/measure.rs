@@ -165,16 +165,18 @@ fn applications_on_a_file_system_are_measured_and_drawn() {
     for point in points {
         assert_eq!(point["by"], "rio");
         assert_eq!(point["floor"].is_object(), point["workload"] == "append_fsync");
-        for mode in ["ext4", "horae", "barrier", "rio"] {
+        for mode in ["ext4", "horae", "barrier", "opimq", "rio"] {
             is_measured(&point["modes"][mode]);
         }
-        assert!(point["ratios"]["rio_over_barrier"].as_f64().unwrap() > 0.0, "{point}");
+        for ratio in ["rio_over_barrier", "rio_over_opimq"] {
+            assert!(point["ratios"][ratio].as_f64().unwrap() > 0.0, "{point}");
+        }
     }
     let drawn: Vec<_> = json["plots"].as_array().unwrap().iter().collect();
     assert_eq!(drawn.len(), 4);
     for name in ["append_fsync", "fsync", "varmail", "rocksdb_fillsync"] {
         let picture = std::fs::read_to_string(plots.join(format!("{name}-flash-0us.svg"))).unwrap();
-        for mode in ["ext4", "horae", "barrier", "rio"] {
+        for mode in ["ext4", "horae", "barrier", "opimq", "rio"] {
             assert!(picture.contains(mode), "{name}");
         }
     }

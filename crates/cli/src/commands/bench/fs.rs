@@ -109,7 +109,7 @@ impl Plans {
         let (workload, threads) = load;
         let mut all = vec![Contender::Ext4, Contender::Horae, Contender::Rio];
         if is_modelled(profile) {
-            all.push(Contender::Barrier);
+            all.extend([Contender::Barrier, Contender::Opimq]);
         }
         if workload == Workload::AppendFsync && threads < self.streams {
             all.push(Contender::Floor);
@@ -222,12 +222,15 @@ fn start(
         })
     };
     let modelled = format!("ssd:{profile},size=1G");
-    let (plain, barrier) = match is_modelled(profile) {
-        true => (on(modelled.clone())?, Some(on(modelled + ",order=barrier")?)),
-        false => (on("mem:1G".to_owned())?, None),
+    let (plain, barrier, epochs) = match is_modelled(profile) {
+        true => {
+            let ordered = |order| on(format!("{modelled},order={order}")).map(Some);
+            (on(modelled.clone())?, ordered("barrier")?, ordered("op")?)
+        }
+        false => (on("mem:1G".to_owned())?, None, None),
     };
     let (through, db_bench) = (args.through, db_bench.clone());
-    Ok(Place { plain, barrier, connect: connect.clone(), through, db_bench })
+    Ok(Place { plain, barrier, epochs, connect: connect.clone(), through, db_bench })
 }
 
 /// Whether the drive of this profile is a modelled SSD.
@@ -278,10 +281,16 @@ mod tests {
         let args = args("--threads 1,40");
         let plans = Plans::new(&args);
         let of = |profile, rtt, load| plans.contenders(profile, rtt, load, true);
-        let modes = [Contender::Ext4, Contender::Horae, Contender::Rio, Contender::Barrier];
+        let modes = [
+            Contender::Ext4,
+            Contender::Horae,
+            Contender::Rio,
+            Contender::Barrier,
+            Contender::Opimq,
+        ];
         let one = (Workload::AppendFsync, 1);
-        assert_eq!(of("optane", 0, one)[..4], modes);
-        assert_eq!(of("optane", 0, one)[4..], [Contender::Floor]);
+        assert_eq!(of("optane", 0, one)[..5], modes);
+        assert_eq!(of("optane", 0, one)[5..], [Contender::Floor]);
         assert!(!of("mem", 0, one).contains(&Contender::Barrier), "it keeps no order");
         assert_eq!(of("mem", 0, one).last(), Some(&Contender::KernelExt4));
         assert!(!of("mem", 100, one).contains(&Contender::KernelExt4), "it has no link");

@@ -66,6 +66,7 @@ pub(in crate::commands) const fn journal_mode(mode: Mode) -> JournalMode {
         Mode::Rio => JournalMode::Rio,
         Mode::Horae => JournalMode::Horae,
         Mode::Barrier => JournalMode::Barrier,
+        Mode::Opimq => JournalMode::Opimq,
         Mode::Ext4 => JournalMode::Ext4,
     }
 }

@@ -37,6 +37,8 @@ pub(super) enum Contender {
     Horae,
     /// RioFS, which leaves the order of its commits to the drive.
     Barrier,
+    /// The same, with data on streams of its own, which the journal's stream follows.
+    Opimq,
     /// RioFS.
     Rio,
     /// Two groups and one wait, without a file system.
@@ -52,6 +54,7 @@ impl Contender {
             Self::Ext4 => "ext4",
             Self::Horae => "horae",
             Self::Barrier => "barrier",
+            Self::Opimq => "opimq",
             Self::Rio => "rio",
             Self::Floor => "floor",
             Self::KernelExt4 => "kernel_ext4",
@@ -75,10 +78,12 @@ pub(super) struct Run {
 
 /// A target with its volume, and the way to use it.
 pub(super) struct Place {
-    /// The target of all contenders but `barrier`.
+    /// The target of all contenders but `barrier` and `opimq`.
     pub(super) plain: OwnTargets,
     /// A target whose drive has a cache barrier; `None`: the drive is not a modelled one.
     pub(super) barrier: Option<OwnTargets>,
+    /// A target whose drive keeps the order of epochs; `None`: as above.
+    pub(super) epochs: Option<OwnTargets>,
     pub(super) connect: ConnectOptions,
     pub(super) through: Through,
     /// RocksDB's own program, if it makes the load.
@@ -101,6 +106,7 @@ impl Place {
             Contender::Ext4 => self.run_fs(JournalMode::Ext4, workload, load),
             Contender::Horae => self.run_fs(JournalMode::Horae, workload, load),
             Contender::Barrier => self.run_fs(JournalMode::Barrier, workload, load),
+            Contender::Opimq => self.run_fs(JournalMode::Opimq, workload, load),
             Contender::Rio => self.run_fs(JournalMode::Rio, workload, load),
             Contender::Floor => self.run_floor(load),
             Contender::KernelExt4 => {
@@ -126,8 +132,12 @@ impl Place {
 
     /// The target on which a mode runs.
     fn own(&self, mode: JournalMode) -> &OwnTargets {
-        let barrier = self.barrier.as_ref().filter(|_| mode == JournalMode::Barrier);
-        barrier.unwrap_or(&self.plain)
+        let ordered = match mode {
+            JournalMode::Barrier => self.barrier.as_ref(),
+            JournalMode::Opimq => self.epochs.as_ref(),
+            JournalMode::Ext4 | JournalMode::Horae | JournalMode::Rio => None,
+        };
+        ordered.unwrap_or(&self.plain)
     }
 
     fn run_floor(&self, load: &FsLoad) -> Result<Run, Failure> {

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// The modes of RioFS, by their names in the result.
-const MODES: [&str; 4] = ["ext4", "horae", "barrier", "rio"];
+const MODES: [&str; 5] = ["ext4", "horae", "barrier", "opimq", "rio"];
 
 /// The result of the measurement.
 #[derive(Debug, Serialize)]
@@ -168,6 +168,8 @@ struct Ratios {
     rio_over_horae: f64,
     /// Null with a drive that keeps no order.
     rio_over_barrier: Option<f64>,
+    /// Likewise.
+    rio_over_opimq: Option<f64>,
     /// 99th percentiles.
     rio_p99_over_ext4: f64,
     /// Medians of the time of an operation.
@@ -329,6 +331,7 @@ impl Ratios {
             rio_over_ext4: value(rate).unwrap_or(0.0),
             rio_over_horae: value(ratio(&rates("rio"), &rates("horae"))).unwrap_or(0.0),
             rio_over_barrier: value(ratio(&rates("rio"), &rates("barrier"))),
+            rio_over_opimq: value(ratio(&rates("rio"), &rates("opimq"))),
             rio_over_ext4_interval: rate.map_or([0.0; 2], |ratio| [ratio.low, ratio.high]),
             rio_p99_over_ext4: value(ratio(
                 &rounds.values("rio", p99),
@@ -420,12 +423,16 @@ impl Measured {
             ("barrier", Align::Right),
             ("p50", Align::Right),
             ("p99", Align::Right),
+            ("opimq", Align::Right),
+            ("p50", Align::Right),
+            ("p99", Align::Right),
             ("rio", Align::Right),
             ("p50", Align::Right),
             ("p99", Align::Right),
             ("rio / ext4", Align::Right),
             ("rio / horae", Align::Right),
             ("rio / barrier", Align::Right),
+            ("rio / opimq", Align::Right),
             ("waits", Align::Right),
             ("rio / floor", Align::Right),
             ("kernel", Align::Right),
@@ -454,7 +461,9 @@ impl Measured {
             }
             row.push(units::ratio(point.ratios.rio_over_ext4));
             row.push(units::ratio(point.ratios.rio_over_horae));
-            row.push(point.ratios.rio_over_barrier.map_or_else(|| "-".to_owned(), units::ratio));
+            for ratio in [point.ratios.rio_over_barrier, point.ratios.rio_over_opimq] {
+                row.push(ratio.map_or_else(|| "-".to_owned(), units::ratio));
+            }
             row.push(waits.join(", "));
             row.push(point.ratios.rio_over_floor.map(units::ratio).unwrap_or_default());
             let kernel = point.modes.get("kernel_ext4");
