@@ -223,7 +223,7 @@ impl PlainIo {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
         if self.ordered_writes.of(checked.ns_index).arrived.is_stopped() {
-            return Err(wire::status::POISONED.with_dnr());
+            return Err(context.status_of_stopped());
         }
         let order = self.order_on_drive(context, checked.ns_index, order, env)?;
         Ok((checked, order))
@@ -453,8 +453,8 @@ impl PlainIo {
             return;
         }
         for StoppedWrite { write: index, .. } in self.ordered_writes.of(ns_index).arrived.stop() {
+            let status = context.status_of_stopped();
             let Some(command) = context.commands.get_used(index) else { continue };
-            let status = wire::status::POISONED.with_dnr();
             match command.stage {
                 Stage::Budget | Stage::Receiving => command.early_status = Some(status),
                 _ => context.complete_command(index, status, 0, outbox),

@@ -44,6 +44,17 @@ impl<E: TargetEnv> Context<E> {
         }
     }
 
+    /// The status with which an ordered write is refused that is behind a refused one. If the
+    /// association has ended, nothing has failed: the host must connect again, as after any other
+    /// command of this queue.
+    #[cold]
+    pub(super) fn status_of_stopped(&self) -> Status {
+        match &self.queue {
+            Some(queue) if queue.rights.has_ended() => Status::QUEUE_DELETED,
+            _ => wire::status::POISONED.with_dnr(),
+        }
+    }
+
     /// Whether this association may make plain writes to the namespace. Notes the connection as a
     /// writer of the namespace before its first write.
     #[inline]
