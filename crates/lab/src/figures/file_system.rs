@@ -84,6 +84,10 @@ pub(super) const HORAE_FS_DIFFERS: &str = "HoraeFS is RioFS on streams of engine
 /// The difference of BarrierFS to the paper.
 pub(super) const BARRIER_FS_DIFFERS: &str = "BarrierFS has a drive of its own, equal to the other one but for the cache barrier and its cost";
 
+/// The difference of OPEXT4 to the paper.
+pub(super) const OPEXT4_DIFFERS: &str = "OPEXT4 is mode `opimq` of RioFS. It has a drive of its own, equal to the other one but for the order of epochs \
+     and its cost; the paper has a drive without that order, and adds its cost";
+
 /// The differences to the paper's set-up.
 fn differs(load: &FileSystem, machine: &Machine) -> Vec<String> {
     let mut list = user_space_differs();

@@ -103,6 +103,7 @@ fn file_system_differs(program: &Program) -> Vec<String> {
     let runs = |mode: &str| program.contenders.iter().any(|one| one.mode == mode);
     differs.extend(runs("horae").then(|| file_system::HORAE_FS_DIFFERS.to_owned()));
     differs.extend(runs("barrier").then(|| file_system::BARRIER_FS_DIFFERS.to_owned()));
+    differs.extend(runs("opimq").then(|| file_system::OPEXT4_DIFFERS.to_owned()));
     differs
 }
 
