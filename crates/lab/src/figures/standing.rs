@@ -71,7 +71,7 @@ impl Standing {
         let blocks: Vec<&Row> =
             measured.iter().filter(|(at, _)| *at < BLOCK_ROWS).map(|(_, row)| row).collect();
         let mean = (blocks.len() == BLOCK_ROWS).then(|| Row {
-            name: "mean of the four above",
+            name: "mean without the file system",
             ratios: std::array::from_fn(|other| {
                 block::mean(blocks.iter().map(|row| row.ratios[other]))
             }),

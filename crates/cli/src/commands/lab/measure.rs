@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// Size of each drive.
-const DRIVE_SIZE: &str = "1G";
+const DRIVE_SIZE: &str = "256M";
 /// Size of the log of each target: the paper's (§6.1).
 const LOG_BYTES: u64 = 2 << 20;
 /// Size of the prepare area for each stream, blocks: 4 MiB, as `rio volume create` gives it.
