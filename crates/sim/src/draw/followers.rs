@@ -39,7 +39,7 @@ pub(super) fn choose(scenario: &mut Scenario, seed: u64) {
         }
     }
     if !is_opimq {
-        // A known failure that is not mended: docs/testing.md, known limits.
+        // An open fault: see "Known limits" in docs/testing.md.
         let is_flush = |what: &What| matches!(what, What::Drive { fault: DriveFault::Flush, .. });
         scenario.faults.retain(|fault| !is_flush(&fault.what));
     }
