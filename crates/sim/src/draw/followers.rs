@@ -7,7 +7,7 @@ use crate::scenario::{Ends, Engine, Op, Place, Scenario, Step, What, WriteOp};
 
 /// Of 100 scenarios with engine `opimq`, and with another engine, the number with such groups.
 const OPIMQ: u64 = 60;
-const OTHERS: u64 = 10;
+const OTHERS: u64 = 0;
 /// One of this number of seeds is about dual-stream writes; with engine `opimq` one of the second.
 const ONE_IN: u64 = 25;
 const ONE_IN_OPIMQ: u64 = 3;
