@@ -7,7 +7,7 @@ use crate::scenario::{Ends, Engine, Op, Place, Scenario, Step, What, WriteOp};
 
 /// Of 100 scenarios with engine `opimq`, and with another engine, the number with such groups.
 const OPIMQ: u64 = 60;
-const OTHERS: u64 = 0;
+const OTHERS: u64 = 10;
 /// One of this number of seeds is about dual-stream writes; with engine `opimq` one of the second.
 const ONE_IN: u64 = 25;
 const ONE_IN_OPIMQ: u64 = 3;
@@ -37,11 +37,6 @@ pub(super) fn choose(scenario: &mut Scenario, seed: u64) {
             let (writes, durable) = (core::mem::take(writes), *durable);
             *op = Op::Followed { writes, durable, follower };
         }
-    }
-    if !is_opimq {
-        // An open fault: see "Known limits" in docs/testing.md.
-        let is_flush = |what: &What| matches!(what, What::Drive { fault: DriveFault::Flush, .. });
-        scenario.faults.retain(|fault| !is_flush(&fault.what));
     }
 }
 

@@ -50,12 +50,25 @@ impl Oracle {
     }
 
     /// The groups of other streams that are durable because the groups of their follower up to
-    /// `durable` are: their streams need not know of it.
+    /// `durable` are: their streams need not know of it. Only drives that keep the order of epochs show
+    /// that. Engine `opimq` undoes nothing and sends nothing again, so the blocks of these groups may
+    /// pass to another stream (trap T15).
     pub fn covered(&self, era: Era, follower: u16, durable: Seq) -> Vec<(u16, Seq)> {
         let is_covered = |link: &&Link| {
-            link.era == era && link.follower == follower && link.after < durable && !link.has_failed
+            link.era == era
+                && link.follower == follower
+                && link.way == FollowWay::Dual
+                && !link.has_failed
+                && self.has_group_behind(link, durable)
         };
         self.links.0.iter().filter(is_covered).map(|link| (link.stream, link.seq)).collect()
+    }
+
+    /// Whether a group of the follower up to `upto` was submitted after the group that it follows. A
+    /// seq behind that group alone does not show it: a wait for durability may have taken one before.
+    fn has_group_behind(&self, link: &Link, upto: Seq) -> bool {
+        let groups = &self.eras[link.era][usize::from(link.follower)].groups;
+        groups.iter().rev().any(|group| group.seq > link.after && group.seq <= upto)
     }
 
     /// P1: a follower that waits submits a group only when the group before it is durable.
@@ -122,7 +135,7 @@ impl Oracle {
             let mut has_changed = false;
             for link in self.links.0.iter().filter(|it| it.era == self.current && !it.is_over) {
                 let follower = usize::from(link.follower);
-                let is_there = shown[follower].max(reached[follower]) > link.after;
+                let is_there = self.has_group_behind(link, shown[follower].max(reached[follower]));
                 let due = &mut reached[usize::from(link.stream)];
                 if is_there && *due < link.seq {
                     *due = link.seq;
