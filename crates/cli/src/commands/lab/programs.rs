@@ -61,7 +61,7 @@ use crate::{
     progress::Progress,
 };
 
-/// Size of each drive, and of the log of a target.
+/// Size of each drive, and of the log of a target. The files of 40 containers need 130 MiB.
 const DRIVE_SIZE: &str = "384M";
 const LOG_BYTES: u64 = 8 << 20;
 /// Bytes on one drive before the next one follows.
@@ -220,15 +220,13 @@ struct Site {
 struct Sites {
     drives: &'static [Kind],
     sleeps: bool,
-    /// The size of each drive.
-    size: &'static str,
     /// By the order that the drives keep, and by the use of the drives.
     all: BTreeMap<(&'static str, Layout), Site>,
 }
 
 impl Sites {
     fn new(drives: &'static [Kind], sleeps: bool) -> Self {
-        Self { drives, sleeps, size: DRIVE_SIZE, all: BTreeMap::new() }
+        Self { drives, sleeps, all: BTreeMap::new() }
     }
 
     fn spin(&self) -> SpinPolicy {
@@ -239,8 +237,8 @@ impl Sites {
         waiting(ConnectOptions::default(), self.spin())
     }
 
-    fn spec(&self, kind: Kind, order: DriveOrder) -> String {
-        format!("ssd:{},size={},order={}", kind.profile(), self.size, order.name())
+    fn spec(kind: Kind, order: DriveOrder) -> String {
+        format!("ssd:{},size={DRIVE_SIZE},order={}", kind.profile(), order.name())
     }
 
     fn site(&mut self, order: DriveOrder, layout: Layout) -> Result<&Site, Failure> {
@@ -255,7 +253,7 @@ impl Sites {
             for drives in volumes {
                 let mut open = Vec::new();
                 for kind in drives {
-                    let spec = self.spec(*kind, order);
+                    let spec = Self::spec(*kind, order);
                     let (drive, watch) = WatchedDrive::around(open_drive(&spec)?);
                     open.push(drive);
                     site.watches.push(watch);
@@ -264,7 +262,7 @@ impl Sites {
                     volume: "lab-fs",
                     drives: drives.len() as u32,
                     // Only for the configuration: these drives are open already.
-                    drive: self.spec(drives[0], order),
+                    drive: Self::spec(drives[0], order),
                     open,
                     log: file_log(LOG_BYTES),
                     unit_bytes: UNIT_BYTES,
@@ -477,10 +475,6 @@ mod tests {
 
     const SHORT: Duration = Duration::from_millis(15);
 
-    fn sites(drives: &'static [Kind], sleeps: bool) -> Sites {
-        Sites { size: "144M", ..Sites::new(drives, sleeps) }
-    }
-
     fn run(sites: &mut Sites, contender: &ProgramContender, tick: &Tick) -> Run {
         sites.run(contender, tick, SHORT).unwrap_or_else(|failure| {
             panic!("{} at {}: {failure}", contender.name, tick.name);
@@ -507,7 +501,7 @@ mod tests {
     fn every_program_of_a_figure_runs() {
         for entry in catalogue::all() {
             let Experiment::Program(program) = &entry.experiment else { continue };
-            let mut sites = sites(program.drives, false);
+            let mut sites = Sites::new(program.drives, false);
             let is_there =
                 |one: &&ProgramContender| program.is_of_objects() || mode_of(one).is_some();
             let contenders: Vec<_> = program.contenders.iter().filter(is_there).collect();
@@ -538,7 +532,7 @@ mod tests {
     #[test]
     fn waits_commands_and_switches_are_counted() {
         let program = figure("barrier-11b");
-        let mut sites = sites(program.drives, true);
+        let mut sites = Sites::new(program.drives, true);
         let of = |name: &str| program.contenders.iter().find(|one| one.name == name).unwrap();
         let append = &program.ticks[0];
         let ext4 = run(&mut sites, of("ext4"), append);

@@ -103,6 +103,15 @@ fn failed(error: FsError) -> io::Error {
     io::Error::other(error)
 }
 
+/// A write that wrote a part only met the end of the space.
+fn whole(written: usize, asked: usize) -> io::Result<()> {
+    if written < asked {
+        let problem = format!("the file system is full: {written} of {asked} bytes were written");
+        return Err(io::Error::new(io::ErrorKind::StorageFull, problem));
+    }
+    Ok(())
+}
+
 impl Files for Calls {
     type File = OpenFile;
 
@@ -126,7 +135,7 @@ impl Files for Calls {
         let at = file.size.load(Ordering::Relaxed);
         let written = self.fs().write(&self.caller, file.ino, at, data, now()).map_err(failed)?;
         file.size.store(at + written as u64, Ordering::Relaxed);
-        if written < data.len() { Err(io::ErrorKind::WriteZero.into()) } else { Ok(()) }
+        whole(written, data.len())
     }
 
     fn read_all(&self, file: &OpenFile, into: &mut Vec<u8>) -> io::Result<usize> {
@@ -169,7 +178,7 @@ impl BarrierFiles for Calls {
         let written = self.fs().write(&self.caller, file.ino, offset, data, now());
         let written = written.map_err(failed)?;
         file.size.fetch_max(offset + written as u64, Ordering::Relaxed);
-        if written < data.len() { Err(io::ErrorKind::WriteZero.into()) } else { Ok(()) }
+        whole(written, data.len())
     }
 
     fn barrier(&self, file: &OpenFile, data_only: bool) -> io::Result<()> {
