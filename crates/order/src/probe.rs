@@ -495,6 +495,9 @@ named! {
         ArrivalHeld = "arrival-held",
         /// A drive with a cache barrier began a new sequence of epochs after a failed write.
         SequenceBegun = "sequence-begun",
+        /// A write without an order went to a drive with a cache barrier, past ordered writes that
+        /// were in flight.
+        OrderlessCrossed = "orderless-crossed",
         /// A write of engine `opimq` went into the queue of its epoch, although its stream had moved
         /// to the core of another queue.
         OpimqPinned = "opimq-pinned",

@@ -387,6 +387,12 @@ pub enum StreamOptionsError {
     /// [`kept_bytes_max`](crate::StreamOptions::kept_bytes_max) is less than one block.
     #[error("a stream must be able to keep at least one block")]
     KeptBytes,
+    /// [`orderless`](crate::StreamOptions::orderless) with this engine, which is not `barrier`.
+    #[error(
+        "a stream without an order needs engine `barrier`, and the volume runs with `{0}`; engine \
+         `none` gives no stream an order"
+    )]
+    Orderless(EngineKind),
 }
 
 /// Why a stream has no buffer of this length.

@@ -18,6 +18,10 @@ pub struct StreamOptions {
     pub merge: bool,
     /// How long a target may owe an answer. After that the stream gives up the connection.
     pub timeout: Duration,
+    /// The writes of the stream have no order, as those of engine `none`: a crash may leave any of
+    /// the groups that are not durable, or parts of them. They pass the ordered writes of the other
+    /// streams, and these pass them. Only with engine `barrier`.
+    pub orderless: bool,
 }
 
 impl Default for StreamOptions {
@@ -27,6 +31,7 @@ impl Default for StreamOptions {
             kept_bytes_max: 64 << 20,
             merge: true,
             timeout: Duration::from_secs(30),
+            orderless: false,
         }
     }
 }

@@ -283,7 +283,7 @@ fn stream_spec(
             volume: volume.id,
             stream,
             generation: volume.generation,
-            engine: volume.engine,
+            engine: if options.orderless { EngineKind::None } else { volume.engine },
             start: volume.last_seq(stream),
             nsids: volume.nsids.clone(),
             queue_depth: options.queue_depth,

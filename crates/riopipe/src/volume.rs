@@ -436,6 +436,9 @@ impl Volume {
         if options.kept_bytes_max < wire::BLOCK_BYTES as u64 {
             return Err(StreamOptionsError::KeptBytes.into());
         }
+        if options.orderless && volume.engine != EngineKind::Barrier {
+            return Err(StreamOptionsError::Orderless(volume.engine).into());
+        }
         let reserved = volume.reserve(stream)?;
         // If the start fails, the reservation ends here. After a start, the drop of the `Stream`
         // ends it. It may only end once, because another thread may open the stream again right

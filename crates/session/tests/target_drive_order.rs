@@ -64,6 +64,26 @@ fn a_barrier_waits_for_data_that_is_still_to_come_and_all_behind_it_wait_for_the
 }
 
 #[test]
+fn a_write_without_an_order_passes_barriers_that_wait_and_the_end_of_the_sequence() {
+    let (mut w, cntlid) = world(DriveOrder::Barrier);
+    let [io, other] = [1, 2].map(|qid| w.io(cntlid, qid));
+    w.command(io, in_order(peer::write_r2t(1, 1, 10, 1), true), &[]);
+    let ttag = w.next(io).unwrap().u16(10);
+    w.command(io, write(2, 11, true), &block(2));
+    w.command(io, peer::write(3, 1, 12, 1), &block(3));
+    w.command(other, peer::write(1, 1, 13, 1), &block(4));
+    assert_eq!(submitted(&w), [12, 13]);
+    w.host.drives[0].holds = true;
+    w.send(io, &peer::h2c_data(Digests::default(), 1, ttag, 0, &block(1), true));
+    w.fail(0, 0);
+    w.command(other, peer::write(2, 1, 14, 1), &block(5));
+    w.complete_all(0);
+    assert_eq!(submitted(&w)[..2], [12, 13]);
+    assert_eq!(submitted(&w).last(), Some(&14), "it belongs to no sequence of epochs");
+    assert_eq!(ends(&mut w, other), [(1, 0), (2, 0)]);
+}
+
+#[test]
 fn a_write_that_is_refused_before_it_is_read_stops_those_behind_it() {
     for what in ["damaged data", "fused", "a command identifier in use"] {
         let (mut w, cntlid) = world(DriveOrder::Barrier);

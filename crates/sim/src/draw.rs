@@ -141,6 +141,7 @@ fn general(seed: u64, engine: Option<Engine>) -> Scenario {
     }
     choose_models(&mut scenario.machines, &mut Rng::new(seed ^ MODELS));
     engines::choose_models(&mut scenario, &mut Rng::new(seed ^ DRIVE_ORDERS));
+    engines::choose_orderless(&mut scenario, &mut Rng::new(seed ^ ORDERLESS));
     extensions::choose(&mut scenario, &mut Rng::new(seed ^ EXTENSIONS));
     followers::choose(&mut scenario, seed);
     scenario
@@ -193,6 +194,8 @@ const CLUSTERS: u64 = 0x636c_7573_7465_7273;
 const MODELS: u64 = 0x6d6f_6465_6c73_0000;
 /// The same for drives that keep an order.
 const DRIVE_ORDERS: u64 = 0x6f72_6465_7273_0000;
+/// The same for streams without an order.
+const ORDERLESS: u64 = 0x6f72_6465_726c_6573;
 /// The same for writes that extend.
 const EXTENSIONS: u64 = 0x6578_7465_6e64_0000;
 
@@ -311,6 +314,7 @@ fn volume(machines: &[MachineSpec], rng: &mut Rng) -> VolumeSpec {
         engine: Engine::Rio,
 
         prepare: 0,
+        orderless: Vec::new(),
     }
 }
 

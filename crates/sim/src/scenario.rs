@@ -114,6 +114,9 @@ pub struct VolumeSpec {
     /// The engine of its streams.
     #[serde(default, skip_serializing_if = "is_rio")]
     pub engine: Engine,
+    /// The streams whose writes have no order. Engine `barrier` only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub orderless: Vec<u16>,
     /// Blocks of the prepare area on each drive, right before the data area; 0 for none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub prepare: u32,

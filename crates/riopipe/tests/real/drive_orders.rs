@@ -51,6 +51,37 @@ fn barriers_keep_the_order_of_writes_of_all_sizes() {
 }
 
 #[test]
+fn streams_without_an_order_are_written_beside_those_with_one() {
+    let target = target(&["ssd:flash,size=16M,order=barrier"], None);
+    let members = members(&[&target], 1);
+    Volume::create("v", &members, &on(EngineKind::Barrier)).unwrap();
+    let (volume, _) = Volume::open("v", &members, &open_options()).unwrap();
+    let orderless = StreamOptions { orderless: true, ..StreamOptions::default() };
+    let mut ordered = volume.stream(0, &StreamOptions::default()).unwrap();
+    let mut free = volume.stream(1, &orderless).unwrap();
+    let large = 128 * 1024 / BLOCK_BYTES;
+    for step in 0..40 {
+        write(&mut ordered, 0, large, step, false);
+        write(&mut free, 1000 + step, 1, step, step == 39);
+    }
+    free.wait(Until::Durable(free.last()), WAIT).unwrap();
+    ordered.wait(Until::Durable(ordered.last()), WAIT).unwrap();
+    check(&mut ordered, 0, large, 39);
+    for step in 0..40 {
+        check(&mut free, 1000 + step, 1, step);
+    }
+    drop((ordered, free));
+    volume.close().unwrap();
+
+    let wanted = OpenOptions { engine: Some(EngineKind::Sync), ..open_options() };
+    let (volume, _) = Volume::open("v", &members, &wanted).unwrap();
+    let error = volume.stream(1, &orderless).unwrap_err().to_string();
+    assert!(error.contains("engine `barrier`") && error.contains("`sync`"), "{error}");
+    volume.close().unwrap();
+    target.stop().unwrap();
+}
+
+#[test]
 fn t17_an_engine_is_refused_where_a_drive_does_not_keep_its_order() {
     let target = target(&["ssd:flash,size=16M,order=barrier", "ssd:flash,size=16M"], None);
     let both = members(&[&target], 2);

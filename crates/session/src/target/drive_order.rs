@@ -91,6 +91,11 @@ impl EpochSequence {
         }
     }
 
+    /// Whether ordered writes are in flight.
+    fn has_writes(&self) -> bool {
+        self.word.load(Ordering::Relaxed) & ((1 << COUNT_BITS) - 1) > 0
+    }
+
     /// Notes the result of a write that was let in. If it has failed, its sequence ends.
     fn leave(&self, joined: Option<u64>, has_failed: bool) {
         if has_failed && let Some(joined) = joined {
@@ -143,6 +148,15 @@ impl OrderedWrites {
             self.0.resize_with(ns_index + 1, DriveWrites::default);
         }
         &mut self.0[ns_index]
+    }
+}
+
+/// Counts a write without an order that passes ordered ones. Nothing holds it back: it belongs to no
+/// epoch.
+pub(super) fn count_crossing<E: TargetEnv>(context: &Context<E>, ns_index: usize) {
+    let namespace = context.namespaces.at(ns_index);
+    if namespace.config.order == DriveOrder::Barrier && namespace.state.sequence.has_writes() {
+        probe::count_rare(Rare::OrderlessCrossed);
     }
 }
 

@@ -16,7 +16,7 @@ use riopipe_order::write_order::WriteOrder;
 use super::closed::Closed;
 use super::commands::Stage;
 use super::context::{Context, InsertedCommand, fenced_owner, is_in_capsule};
-use super::drive_order::{OrderedWrites, is_in_drive_order};
+use super::drive_order::{OrderedWrites, count_crossing, is_in_drive_order};
 use super::env::{TargetEnv, status_of};
 use super::epoch_use::{EpochUse, is_stream_failure};
 use super::ids::OpId;
@@ -98,6 +98,7 @@ impl PlainIo {
         }
         let index = context.next_index()?;
         self.note_plain_write(context, ns_index);
+        count_crossing(context, ns_index);
         let op = OpId::new(context.key, index);
         match env.device(ns_index).write(op.0, sqe.slba(), Data::Borrowed(data)) {
             Submitted::Done(Ok(_)) if !must_flush(context, sqe, ns_index) => {
@@ -152,6 +153,7 @@ impl PlainIo {
         };
         command.stage = Stage::Device;
         self.note_plain_write(context, ns_index);
+        count_crossing(context, ns_index);
         let op = OpId::new(context.key, index);
         if let Submitted::Done(result) = env.device(ns_index).write(op.0, lba, Data::Owned(buf)) {
             self.on_device_result(context, index, result, env, outbox);

@@ -1,6 +1,7 @@
 //! An open volume: its streams start, resume with lost targets, are reopened, and end.
 
 use riopipe_order::attribute::StreamId;
+use riopipe_order::engine::EngineKind;
 use riopipe_session::wire as rio;
 
 use super::server::Server;
@@ -81,7 +82,10 @@ impl Client {
                 topology: &volume.topology,
                 nsids: &volume.nsids,
                 shared: &volume.shared,
-                engine: volume.engine,
+                engine: match core.scenario.volume.orderless.contains(&id) {
+                    true => EngineKind::None,
+                    false => volume.engine,
+                },
                 is_reader: usize::from(id) + 1 == self.streams.len(),
             };
             let mut stream = Stream::new(&setup, core);

@@ -102,6 +102,7 @@ pub(super) fn cluster(data_blocks: u32, rng: &mut Rng) -> Scenario {
             engine: Engine::Rio,
 
             prepare: 0,
+            orderless: Vec::new(),
         },
         client: ClientSpec {
             depth: 16,

@@ -57,6 +57,17 @@ pub(super) fn choose_models(scenario: &mut Scenario, rng: &mut Rng) {
     }
 }
 
+/// Removes the order of some streams, in one of three runs of engine `barrier`. At least one
+/// stream keeps it.
+pub(super) fn choose_orderless(scenario: &mut Scenario, rng: &mut Rng) {
+    let volume = &mut scenario.volume;
+    if volume.engine != Engine::Barrier || !rng.one_in(3) {
+        return;
+    }
+    let ordered = rng.below(u64::from(volume.streams)) as u16;
+    volume.orderless = (0..volume.streams).filter(|id| *id != ordered && rng.one_in(2)).collect();
+}
+
 /// Sets the engine of a scenario that was drawn for `rio`.
 pub(super) fn set(scenario: &mut Scenario, engine: Engine) {
     scenario.volume.engine = engine;

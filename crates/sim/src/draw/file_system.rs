@@ -115,6 +115,7 @@ fn on_rio(seed: u64) -> Scenario {
             engine: Engine::Rio,
 
             prepare: 0,
+            orderless: Vec::new(),
         },
         client: client(&mut rng),
         net: net(&mut rng),

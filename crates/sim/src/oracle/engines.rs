@@ -13,7 +13,7 @@
 //!
 //! - `barrier`: a crash leaves a prefix, and perhaps some of the one group after it. The drives keep
 //!   this at each time, also while nothing fails: a block that shows a group shows that all groups of
-//!   the stream before it are there.
+//!   the stream before it are there. Streams without an order promise what `none` does.
 //!
 //! - `opimq`: a power cut leaves a prefix of each stream, and perhaps some of the one group after it.
 //!
@@ -56,6 +56,8 @@ pub(super) struct Promised {
     area: Range<u32>,
     /// Nothing goes wrong in the scenario.
     is_faultless: bool,
+    /// The streams of engine `barrier` whose writes have no order.
+    orderless: Vec<u16>,
 }
 
 impl Promised {
@@ -69,6 +71,7 @@ impl Promised {
             cuts: vec![0; scenario.machines.len()],
             area: scenario.volume.first - scenario.volume.prepare..scenario.volume.first,
             is_faultless: scenario.faults.is_empty(),
+            orderless: scenario.volume.orderless.clone(),
         }
     }
 
@@ -86,6 +89,11 @@ impl Promised {
     /// Whether nothing goes wrong in the scenario.
     pub(super) const fn is_faultless(&self) -> bool {
         self.is_faultless
+    }
+
+    /// The engine that makes the promises of a stream.
+    fn engine_of(&self, stream: u16) -> EngineKind {
+        if self.orderless.contains(&stream) { EngineKind::None } else { self.engine }
     }
 
     /// Whether it is an engine with an ordering log.
@@ -148,7 +156,7 @@ impl Oracle {
         seq: Seq,
         writes: &[Submitted],
     ) -> Seq {
-        match self.promised.engine {
+        match self.promised.engine_of(stream) {
             EngineKind::Rio | EngineKind::Horae => Seq(u64::MAX),
             EngineKind::Opimq if !self.is_sent_apart(writes) => Seq(u64::MAX),
             // The writes of one group have no order.
@@ -446,6 +454,9 @@ impl Oracle {
             let content = drives.of(block.at).block(block.at.lba);
             let shows = |wr: &&Wr| wr.place != Place::Discard && wr.is(content);
             for wr in block.writes.iter().filter(shows) {
+                if self.promised.engine_of(wr.stream) == EngineKind::None {
+                    continue;
+                }
                 let stream = usize::from(wr.stream);
                 shown[stream] = shown[stream].max(wr.seq);
                 reached[stream] = reached[stream].max(Seq(wr.seq.0 - 1));
