@@ -7,6 +7,7 @@ mod append_fsync;
 mod barrier_files;
 mod dbench;
 mod fillsync;
+mod group_commit;
 mod oltp_insert;
 mod overwrite_fsync;
 mod path_files;

@@ -6,7 +6,7 @@
 use std::io;
 
 use plotters::{
-    coord::Shift,
+    coord::{Shift, types::RangedCoordf64},
     prelude::*,
     style::text_anchor::{HPos, Pos, VPos},
 };
@@ -109,6 +109,7 @@ pub struct DrawError {
 
 type Drawn<T> = Result<T, DrawingAreaErrorKind<io::Error>>;
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Axes = Cartesian2d<Steps, RangedCoordf64>;
 
 /// Draws one panel; returns SVG.
 ///
@@ -221,18 +222,7 @@ fn draw_bars(area: &Area<'_>, panel: &Panel, theme: Theme) -> Drawn<()> {
         .x_label_area_size(38)
         .y_label_area_size(50)
         .build_cartesian_2d(Steps(panel.ticks.len().max(1)), 0.0..high)?;
-    chart
-        .configure_mesh()
-        .disable_x_mesh()
-        .light_line_style(TRANSPARENT)
-        .bold_line_style(ink.mix(0.15))
-        .axis_style(ink.mix(0.6))
-        .x_desc(&panel.axis)
-        .x_label_formatter(&|x| panel.ticks.get(x.round() as usize).cloned().unwrap_or_default())
-        .y_labels(6)
-        .y_label_formatter(&|value| label(*value))
-        .label_style(text(12))
-        .draw()?;
+    draw_mesh(&mut chart, panel, theme)?;
     let width = GROUP / panel.curves.len().max(1) as f64;
     let above = TextStyle::from((FONT, 10).into_font().transform(FontTransform::Rotate270))
         .color(&ink)
@@ -248,6 +238,27 @@ fn draw_bars(area: &Area<'_>, panel: &Panel, theme: Theme) -> Drawn<()> {
         }
     }
     Ok(())
+}
+
+/// The axes with their names, and the horizontal lines.
+fn draw_mesh(
+    chart: &mut ChartContext<'_, SVGBackend<'_>, Axes>,
+    panel: &Panel,
+    theme: Theme,
+) -> Drawn<()> {
+    let ink = theme.ink();
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .light_line_style(TRANSPARENT)
+        .bold_line_style(ink.mix(0.15))
+        .axis_style(ink.mix(0.6))
+        .x_desc(&panel.axis)
+        .x_label_formatter(&|x| panel.ticks.get(x.round() as usize).cloned().unwrap_or_default())
+        .y_labels(6)
+        .y_label_formatter(&|value| label(*value))
+        .label_style(TextStyle::from((FONT, 12).into_font()).color(&ink))
+        .draw()
 }
 
 /// A bar for each tick. The names of its parts are below, in their order.
@@ -312,18 +323,7 @@ fn draw_lines(area: &Area<'_>, panel: &Panel, theme: Theme) -> Drawn<()> {
         let place = (steps as f64 - 0.75, high * 0.99);
         chart.draw_series([Text::new("more threads than cores", place, style)])?;
     }
-    chart
-        .configure_mesh()
-        .disable_x_mesh()
-        .light_line_style(TRANSPARENT)
-        .bold_line_style(ink.mix(0.15))
-        .axis_style(ink.mix(0.6))
-        .x_desc(&panel.axis)
-        .x_label_formatter(&|x| panel.ticks.get(x.round() as usize).cloned().unwrap_or_default())
-        .y_labels(6)
-        .y_label_formatter(&|value| label(*value))
-        .label_style(text(12))
-        .draw()?;
+    draw_mesh(&mut chart, panel, theme)?;
     for curve in &panel.curves {
         let colour = theme.colour(&curve.name);
         let expected: Vec<(f64, f64)> =

@@ -11,9 +11,10 @@
 //! Compactions and the CPU time of RocksDB are missing. `db_bench` itself has them.
 
 use std::io;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::mpsc;
 use std::thread;
 
+use super::group_commit::GroupCommit;
 use super::{Files, FsLoad};
 use crate::harness::{self, SideCpu, Worker};
 use crate::latency::Latencies;
@@ -32,26 +33,12 @@ const TABLES_MAX: u64 = 32;
 /// The memtables that wait for their flush. Puts wait for the oldest one then.
 const FLUSHES_MAX: usize = 1;
 
-/// The log, shared by all threads.
+/// The log of the present memtable.
 struct Log<F> {
-    state: Mutex<State<F>>,
-    /// Notified when a leader has ended.
-    ended: Condvar,
-}
-
-struct State<F> {
-    /// The open log, unless a leader writes to it.
-    file: Option<F>,
+    file: F,
     number: u64,
     /// The bytes in the log.
     bytes: usize,
-    /// The records that wait, and the number of the batch in which they will be.
-    waiting: usize,
-    batch: u64,
-    /// The last batch that is durable.
-    durable: u64,
-    /// The kind of an error that has ended the log.
-    failed: Option<io::ErrorKind>,
 }
 
 /// A full memtable, with the number of its log.
@@ -69,77 +56,26 @@ fn table_name(number: u64) -> String {
 }
 
 impl<F> Log<F> {
-    fn lock(&self) -> MutexGuard<'_, State<F>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Adds a record, and returns when it is durable.
-    fn put(
-        &self,
+    /// Appends `count` records, and makes them durable. If the memtable is full then, the next log
+    /// begins.
+    fn write(
+        &mut self,
         files: &impl Files<File = F>,
         records: &[u8],
+        count: usize,
         full: &mpsc::SyncSender<Memtable>,
     ) -> io::Result<()> {
-        let mut state = self.lock();
-        state.waiting += 1;
-        let batch = state.batch;
-        loop {
-            if let Some(kind) = state.failed {
-                return Err(kind.into());
-            }
-            if state.durable >= batch {
-                return Ok(());
-            }
-            let Some(file) = state.file.take() else {
-                state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            };
-            // The leader: the records that come from now on are in the next batch.
-            let count = std::mem::take(&mut state.waiting);
-            state.batch += 1;
-            drop(state);
-            let written = write(files, &file, records, count);
-            state = self.lock();
-            state.bytes += count * RECORD_BYTES;
-            let switched = match written {
-                Ok(()) if state.bytes >= MEMTABLE_BYTES => {
-                    let old = Memtable { number: state.number, bytes: state.bytes };
-                    drop(state);
-                    let switched = switch(files, old, full);
-                    state = self.lock();
-                    switched.map(Some)
-                }
-                written => written.map(|()| None),
-            };
-            match switched {
-                Ok(next) => {
-                    if next.is_some() {
-                        state.number += 1;
-                        state.bytes = 0;
-                    }
-                    state.file = Some(next.unwrap_or(file));
-                    state.durable = batch;
-                }
-                Err(error) => {
-                    state.failed = Some(error.kind());
-                    self.ended.notify_all();
-                    return Err(error);
-                }
-            }
-            self.ended.notify_all();
+        let bytes = count * RECORD_BYTES;
+        files.append(&self.file, &records[..bytes])?;
+        files.sync(&self.file, true)?;
+        self.bytes += bytes;
+        if self.bytes >= MEMTABLE_BYTES {
+            let old = Memtable { number: self.number, bytes: self.bytes };
+            let file = switch(files, old, full)?;
+            *self = Self { file, number: self.number + 1, bytes: 0 };
         }
+        Ok(())
     }
-}
-
-/// Appends `count` records, and makes them durable.
-fn write<F>(
-    files: &impl Files<File = F>,
-    file: &F,
-    records: &[u8],
-    count: usize,
-) -> io::Result<()> {
-    files.append(file, &records[..count * RECORD_BYTES])?;
-    files.sync(file, true)
 }
 
 /// Begins the next log, and passes the full memtable on.
@@ -189,18 +125,8 @@ pub fn fillsync(
     load: &FsLoad,
     cpu: impl Fn() -> SideCpu,
 ) -> io::Result<Sample> {
-    let log = Log {
-        state: Mutex::new(State {
-            file: Some(files.create(&log_name(0))?),
-            number: 0,
-            bytes: 0,
-            waiting: 0,
-            batch: 1,
-            durable: 0,
-            failed: None,
-        }),
-        ended: Condvar::new(),
-    };
+    let log = Log { file: files.create(&log_name(0))?, number: 0, bytes: 0 };
+    let log = GroupCommit::new(log);
     let records = vec![0x5a; load.threads as usize * RECORD_BYTES];
     let (full, receiver) = mpsc::sync_channel(FLUSHES_MAX);
     thread::scope(|scope| {
@@ -212,7 +138,7 @@ pub fn fillsync(
             worker.repeat(
                 || Ok(()),
                 || {
-                    log.put(files, &records, &full)?;
+                    log.commit(|log, count| log.write(files, &records, count, &full))?;
                     Ok(RECORD_BYTES as u64)
                 },
             )

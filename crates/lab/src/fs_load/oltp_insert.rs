@@ -11,9 +11,10 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use super::barrier_files::{preallocate, write_pages};
+use super::group_commit::GroupCommit;
 use super::{BarrierFiles, FsLoad, Guarantee, Numbers};
 use crate::harness::{self, SideCpu, Worker};
 use crate::latency::Latencies;
@@ -42,28 +43,12 @@ struct Database<'a, F: BarrierFiles> {
     log: F::File,
     doublewrite: F::File,
     table: F::File,
-    state: Mutex<State>,
-    /// Notified when a leader has ended.
-    ended: Condvar,
+    /// The bytes that were ever written to the log.
+    written: GroupCommit<u64>,
     /// The transactions so far.
     transactions: AtomicU64,
     /// Which pages are written next. One thread writes pages at a time.
     cleaning: Mutex<Numbers>,
-}
-
-/// The state of the log.
-#[derive(Debug)]
-struct State {
-    /// The bytes that were ever written.
-    written: u64,
-    is_writing: bool,
-    /// The records that wait, and the number of the batch in which they will be.
-    waiting: usize,
-    batch: u64,
-    /// The last batch that is written.
-    done: u64,
-    /// The kind of an error that has ended the log.
-    failed: Option<io::ErrorKind>,
 }
 
 impl<'a, F: BarrierFiles> Database<'a, F> {
@@ -75,22 +60,10 @@ impl<'a, F: BarrierFiles> Database<'a, F> {
             log: preallocate(log_files, "ib_logfile0", LOG_BYTES)?,
             doublewrite: preallocate(data, "ibdata1", PAGES_OF_CLEANING as usize * PAGE_BYTES)?,
             table: preallocate(data, "sbtest1.ibd", TABLE_PAGES as usize * PAGE_BYTES)?,
-            state: Mutex::new(State {
-                written: 0,
-                is_writing: false,
-                waiting: 0,
-                batch: 1,
-                done: 0,
-                failed: None,
-            }),
-            ended: Condvar::new(),
+            written: GroupCommit::new(0),
             transactions: AtomicU64::new(0),
             cleaning: Mutex::new(Numbers::new(seed)),
         })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One transaction.
@@ -105,37 +78,12 @@ impl<'a, F: BarrierFiles> Database<'a, F> {
 
     /// Adds a record to the log, and returns when the call for it has returned.
     fn commit(&self) -> io::Result<()> {
-        let mut state = self.lock();
-        state.waiting += 1;
-        let batch = state.batch;
-        loop {
-            if let Some(kind) = state.failed {
-                return Err(kind.into());
-            }
-            if state.done >= batch {
-                return Ok(());
-            }
-            if state.is_writing {
-                state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            }
-            // The leader: the records that come from now on are in the next batch.
-            let bytes = std::mem::take(&mut state.waiting) * RECORD_BYTES;
-            let from = state.written;
-            state.written += bytes as u64;
-            state.batch += 1;
-            state.is_writing = true;
-            drop(state);
-            let result = self.write_log(from, bytes);
-            state = self.lock();
-            state.is_writing = false;
-            self.ended.notify_all();
-            if let Err(error) = result {
-                state.failed = Some(error.kind());
-                return Err(error);
-            }
-            state.done = batch;
-        }
+        self.written.commit(|written, count| {
+            let from = *written;
+            let bytes = count * RECORD_BYTES;
+            *written += bytes as u64;
+            self.write_log(from, bytes)
+        })
     }
 
     /// Writes the log's blocks that have these bytes.
