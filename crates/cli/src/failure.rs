@@ -84,6 +84,12 @@ impl Failure {
         Self { code, message: message.into(), hint: None, is_reported: false }
     }
 
+    /// A failure of the storage, with the error's own text.
+    #[must_use]
+    pub fn storage(error: &dyn Error) -> Self {
+        Self::new(Code::Storage, error.to_string())
+    }
+
     /// A failure that another process has printed.
     #[must_use]
     pub fn reported(code: Code) -> Self {

@@ -237,10 +237,6 @@ fn usage(error: &WorkloadError) -> Failure {
     Failure::new(Code::Usage, error.to_string())
 }
 
-fn storage(error: &dyn std::error::Error) -> Failure {
-    Failure::new(Code::Storage, error.to_string())
-}
-
 /// Groups that a moving thread submits before it moves on.
 const GROUPS_ON_A_CORE: u64 = 16;
 

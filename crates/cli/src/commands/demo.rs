@@ -168,10 +168,10 @@ fn with_store<R>(
         volume.stream(STREAM, &StreamOptions::default()).map_err(|error| stream_failure(&error))?;
     let mut store = VolumeStore::new(&volume, stream, interrupt.clone());
     let result = work(&mut store);
-    let closed = store.close().map_err(|error| Failure::new(Code::Storage, error.to_string()));
+    let closed = store.close().map_err(|error| Failure::storage(&error));
     let result = result?;
     closed?;
-    volume.close().map_err(|error| Failure::new(Code::Storage, error.to_string()))?;
+    volume.close().map_err(|error| Failure::storage(&error))?;
     Ok(result)
 }
 

@@ -138,15 +138,12 @@ fn with_store<R>(
     let mut store = VolumeStore::new(&volume, stream, interrupt.clone());
     let result = interrupt.check().and_then(|()| work(&mut store, &volume, &interrupt));
     // The first failure is the cause; that of closing is its consequence.
-    let closed = store
-        .close()
-        .map_err(|error| Failure::new(Code::Storage, error.to_string()))
-        .and_then(|()| {
-            volume.close().map_err(|error| {
-                Failure::new(Code::Storage, format!("can't close volume {:?}", args.name))
-                    .because(&error)
-            })
-        });
+    let closed = store.close().map_err(|error| Failure::storage(&error)).and_then(|()| {
+        volume.close().map_err(|error| {
+            Failure::new(Code::Storage, format!("can't close volume {:?}", args.name))
+                .because(&error)
+        })
+    });
     let result = result?;
     closed?;
     Ok(result)

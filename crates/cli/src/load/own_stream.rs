@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use riopipe::{Buf, Place, Seq, Stream, SubmitError, SubmitErrorKind, Until};
 use riopipe_lab::{generator::Extent, workload::BLOCK};
 
-use super::{Queue, storage};
+use super::Queue;
 use crate::failure::Failure;
 
 /// The stream, and the groups on it.
@@ -38,7 +38,7 @@ impl Queue for OwnStream {
                 self.spare = bufs;
                 Ok(false)
             }
-            Err(SubmitError { kind, .. }) => Err(storage(&kind)),
+            Err(SubmitError { kind, .. }) => Err(Failure::storage(&kind)),
         }
     }
 
@@ -48,7 +48,7 @@ impl Queue for OwnStream {
             Some(index) => Until::Complete(self.in_flight[index as usize]),
             None => Until::Space,
         };
-        let marks = self.stream.wait(until, None).map_err(|error| storage(&error))?;
+        let marks = self.stream.wait(until, None).map_err(|error| Failure::storage(&error))?;
         while self.in_flight.front().is_some_and(|seq| *seq <= marks.complete) {
             self.in_flight.pop_front();
             self.complete += 1;
@@ -57,14 +57,14 @@ impl Queue for OwnStream {
     }
 
     fn close(self) -> Result<(), Failure> {
-        self.stream.close().map(|_| ()).map_err(|error| storage(&error))
+        self.stream.close().map(|_| ()).map_err(|error| Failure::storage(&error))
     }
 }
 
 /// A buffer for each write. Their content does not matter.
 pub(super) fn buffers(stream: &mut Stream, extents: &[Extent]) -> Result<Vec<Buf>, Failure> {
     let buffer = |extent: &Extent| stream.buf((extent.blocks * BLOCK) as usize);
-    extents.iter().map(buffer).collect::<Result<_, _>>().map_err(|error| storage(&error))
+    extents.iter().map(buffer).collect::<Result<_, _>>().map_err(|error| Failure::storage(&error))
 }
 
 /// The group of these writes.

@@ -16,7 +16,6 @@ use riopipe_platform::CpuClock;
 use super::{
     Queue,
     own_stream::{buffers, group},
-    storage,
 };
 use crate::failure::{Code, Failure};
 
@@ -78,16 +77,24 @@ impl Dispatcher {
                 Ok(Ask { writer, extents }) => {
                     let buffers = buffers(&mut self.stream, &extents)?;
                     let group = group(&mut self.stream, &extents, buffers.into_iter());
-                    let seq = group.submit_or_wait(None).map_err(|error| storage(&error.kind))?;
+                    let seq = group
+                        .submit_or_wait(None)
+                        .map_err(|error| Failure::storage(&error.kind))?;
                     // A writer that has ended needs no answer.
                     let _ = self.replies[writer].send(seq);
                 }
                 Err(TryRecvError::Empty) => {
                     // Sends what was submitted. Sleeps on the queue and on the stream at once.
-                    self.stream.wait(Until::Woken, None).map_err(|error| storage(&error))?;
+                    self.stream
+                        .wait(Until::Woken, None)
+                        .map_err(|error| Failure::storage(&error))?;
                 }
                 Err(TryRecvError::Disconnected) => {
-                    return self.stream.close().map(|_| ()).map_err(|error| storage(&error));
+                    return self
+                        .stream
+                        .close()
+                        .map(|_| ())
+                        .map_err(|error| Failure::storage(&error));
                 }
             }
         }
@@ -128,7 +135,10 @@ impl Queue for SharedStream {
         let complete = match wanted.checked_sub(self.complete + 1) {
             Some(index) => {
                 let seq = self.in_flight[index as usize];
-                self.watch.wait_complete(seq, None).map_err(|error| storage(&error))?.complete
+                self.watch
+                    .wait_complete(seq, None)
+                    .map_err(|error| Failure::storage(&error))?
+                    .complete
             }
             None => self.watch.marks().complete,
         };

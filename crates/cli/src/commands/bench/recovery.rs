@@ -99,11 +99,10 @@ fn once(own: &mut OwnTargets, args: &Args) -> Result<Round, Failure> {
         let what = format!("{entries} entries were to be undone; {found} were found, {kept} kept");
         return Err(Failure::new(Code::Differs, what));
     }
-    let storage = |error: &dyn std::error::Error| Failure::new(Code::Storage, error.to_string());
     for stream in streams {
-        stream.close().map_err(|error| storage(&error))?;
+        stream.close().map_err(|error| Failure::storage(&error))?;
     }
-    volume.close().map_err(|error| storage(&error))?;
+    volume.close().map_err(|error| Failure::storage(&error))?;
     Ok(Round { total, recovery, entries })
 }
 

@@ -21,7 +21,7 @@ use super::window;
 use crate::{
     args::bench::wal::Wal as Args,
     connect::{connect_options, open_failure},
-    failure::{Code, Failure},
+    failure::Failure,
     interrupt::Interrupt,
     output::{Output, Report},
     own_targets::{OwnTargets, Plan, file_log},
@@ -107,7 +107,6 @@ fn once(
     interrupt: &Interrupt,
 ) -> Result<WalSample, Failure> {
     interrupt.check()?;
-    let storage = |error: &dyn std::error::Error| Failure::new(Code::Storage, error.to_string());
     // With FLUSH, a second group in flight would only wait, and make groups smaller.
     let (engine, groups) = match CONTENDERS[contender] {
         "wal" => (EngineKind::Rio, args.groups as usize),
@@ -119,14 +118,14 @@ fn once(
         .map_err(|error| open_failure(&error))?;
     let flushes = args.flushes as usize;
     let options = WalOptions { groups, flushes, overwrite: true, ..WalOptions::default() };
-    let wal = Wal::create(&volume, PLACE, &options).map_err(|error| storage(&error))?;
+    let wal = Wal::create(&volume, PLACE, &options).map_err(|error| Failure::storage(&error))?;
     let result = wal_load::run(&wal, load);
     let closed = wal.close(Some(CLOSE));
     drop(wal);
     // The first failure is the cause; that of closing is its consequence.
-    let sample = result.map_err(|error| storage(&error))?;
-    closed.map_err(|error| storage(&error))?;
-    volume.close().map_err(|error| storage(&error))?;
+    let sample = result.map_err(|error| Failure::storage(&error))?;
+    closed.map_err(|error| Failure::storage(&error))?;
+    volume.close().map_err(|error| Failure::storage(&error))?;
     Ok(sample)
 }
 

@@ -31,7 +31,7 @@ use serde::Serialize;
 
 use crate::{
     connect::{open_failure, stream_failure},
-    failure::{Code, Failure},
+    failure::Failure,
     own_targets::OwnTargets,
 };
 
@@ -166,7 +166,7 @@ fn cut_on(
         undone_blocks: of_stream.map_or(0, |found| found.undone_blocks()),
         recovery_ms,
     };
-    let close = |error: &dyn std::error::Error| Failure::new(Code::Storage, error.to_string());
+    let close = Failure::storage;
     stream.close().map_err(|error| close(&error))?;
     volume.close().map_err(|error| close(&error))?;
     Ok(view)
@@ -235,7 +235,7 @@ fn write(
                 }
             }
             Err(error) if too_early.is_some() => {
-                return Err(Failure::new(Code::Storage, error.to_string()));
+                return Err(Failure::storage(&*error));
             }
             // Any failure comes from the power cut.
             Err(_) => return Ok(done),
@@ -295,9 +295,7 @@ fn read_back(stream: &mut Stream, seed: u64, submitted: u64) -> Result<(u64, u64
             if block >= read_to {
                 let blocks = READ_BLOCKS.min(end - block);
                 bytes.resize(blocks as usize * BLOCK_BYTES, 0);
-                stream
-                    .read(block, &mut bytes, None)
-                    .map_err(|error| Failure::new(Code::Storage, error.to_string()))?;
+                stream.read(block, &mut bytes, None).map_err(|error| Failure::storage(&error))?;
                 (first_read, read_to) = (block, block + blocks);
             }
             let at = (block - first_read) as usize * BLOCK_BYTES;

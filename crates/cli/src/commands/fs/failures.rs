@@ -28,7 +28,7 @@ pub(super) fn image_failure(error: &ImageError) -> Failure {
         ImageError::Os { .. } | ImageError::NotFile { .. } | ImageError::Device { .. } => {
             Failure::new(Code::Failed, error.to_string())
         }
-        ImageError::Stop(_) => Failure::new(Code::Storage, error.to_string()),
+        ImageError::Stop(_) => Failure::storage(&error),
         _ => Failure::new(Code::Volume, error.to_string()),
     }
 }
@@ -44,7 +44,7 @@ pub(super) fn backing_failure(error: &BackingError) -> Failure {
 pub(super) fn close_failure(error: &BackingError) -> Failure {
     match error {
         BackingError::Image(error) => image_failure(error),
-        _ => Failure::new(Code::Storage, error.to_string()),
+        _ => Failure::storage(&error),
     }
 }
 

@@ -1,6 +1,6 @@
 //! A load of transactions on a new object store.
 
-use std::{collections::VecDeque, error::Error};
+use std::collections::VecDeque;
 
 use riopipe::{ConnectOptions, EngineKind, OpenOptions, Volume};
 use riopipe_lab::{
@@ -11,11 +11,7 @@ use riopipe_lab::{
 };
 use riopipe_store::{Store, StoreOptions, StorePlace, Ticket, Transaction};
 
-use crate::{
-    connect::open_failure,
-    failure::{Code, Failure},
-    own_targets::OwnTargets,
-};
+use crate::{connect::open_failure, failure::Failure, own_targets::OwnTargets};
 
 /// The objects of a thread. It replaces one after the other.
 const OBJECTS: u64 = 64;
@@ -29,10 +25,6 @@ pub(super) struct Objects {
     pub(super) applies: bool,
     /// The bytes of an object.
     pub(super) bytes: usize,
-}
-
-fn storage(error: &dyn Error) -> Failure {
-    Failure::new(Code::Storage, error.to_string())
 }
 
 impl Objects {
@@ -74,12 +66,12 @@ impl Objects {
         // The drives have the store of the run before.
         options.wal.overwrite = true;
         let store = Store::create(&volume, place, &options);
-        let store = store.map_err(|error| storage(&error))?;
+        let store = store.map_err(|error| Failure::storage(&error))?;
         let work = |thread: u32, worker: &Worker<'_>| self.put_all(&store, thread, worker);
         let result = harness::run(load.window, load.threads, cpu, work);
-        let closed = store.close(None).map_err(|error| storage(&error));
+        let closed = store.close(None).map_err(|error| Failure::storage(&error));
         drop(store);
-        let volume_closed = volume.close().map_err(|error| storage(&error));
+        let volume_closed = volume.close().map_err(|error| Failure::storage(&error));
         // The first failure is the cause.
         let sample = result?;
         closed?;
@@ -106,21 +98,23 @@ impl Objects {
                 let transaction = Transaction::new().put(&name, &content);
                 if self.applies {
                     let applied = store.apply_transaction(transaction, None);
-                    applied.map_err(|error| storage(&error))?;
+                    applied.map_err(|error| Failure::storage(&error))?;
                 } else {
                     let queued = store.queue_transaction(transaction);
-                    in_flight.push_back(queued.map_err(|error| storage(&error))?);
+                    in_flight.push_back(queued.map_err(|error| Failure::storage(&error))?);
                     if in_flight.len() > IN_FLIGHT
                         && let Some(oldest) = in_flight.pop_front()
                     {
-                        oldest.wait(None).map_err(|error| storage(&error))?;
+                        oldest.wait(None).map_err(|error| Failure::storage(&error))?;
                     }
                 }
                 Ok(self.bytes as u64)
             },
         )?;
         match in_flight.back() {
-            Some(last) => last.wait(None).map_err(|error| storage(&error)).map(|()| latencies),
+            Some(last) => {
+                last.wait(None).map_err(|error| Failure::storage(&error)).map(|()| latencies)
+            }
             None => Ok(latencies),
         }
     }

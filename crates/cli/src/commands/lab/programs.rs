@@ -365,25 +365,21 @@ impl Sites {
         let fresh = fresh.collect::<Result<Vec<_>, _>>()?;
         let start = |one: &Fresh| Ticker::start(Arc::clone(one.fs()));
         let tickers = fresh.iter().map(start).collect::<io::Result<Vec<_>>>();
-        let tickers = tickers.map_err(|error| storage(&error))?;
+        let tickers = tickers.map_err(|error| Failure::storage(&error))?;
         let files: Vec<Calls> = fresh.iter().map(|one| Calls::new(Arc::clone(one.fs()))).collect();
         let window = Window::of(site, &fresh);
         let load = FsLoad { threads: tick.threads, window: bench::window(time) };
         let result = run_load(contender, tick, &files, &load, || window.read());
         drop(files);
         tickers.into_iter().for_each(Ticker::stop);
-        let sample = result.map_err(|error| storage(&error))?;
+        let sample = result.map_err(|error| Failure::storage(&error))?;
         let run = window.run(sample);
         for one in fresh {
-            one.fs().unmount(now()).map_err(|error| storage(&error))?;
+            one.fs().unmount(now()).map_err(|error| Failure::storage(&error))?;
             one.close()?;
         }
         Ok(run)
     }
-}
-
-fn storage(error: &dyn std::error::Error) -> Failure {
-    Failure::new(Code::Storage, error.to_string())
 }
 
 /// Makes the load. The first file system has the data, the last one the log, if the program has one.

@@ -90,10 +90,6 @@ pub(super) struct Place {
     pub(super) db_bench: Option<PathBuf>,
 }
 
-pub(super) fn storage(error: &dyn std::error::Error) -> Failure {
-    Failure::new(Code::Storage, error.to_string())
-}
-
 impl Place {
     /// Runs one contender, on a new file system.
     pub(super) fn run(
@@ -145,7 +141,7 @@ impl Place {
         let before = DriveCounts::of(&self.plain);
         let result = floor::run(&volume, load);
         let drive = Some(DriveCounts::of(&self.plain).since(before));
-        let closed = volume.close().map_err(|error| storage(&error));
+        let closed = volume.close().map_err(|error| Failure::storage(&error));
         let (sample, floor_ops) = result?;
         closed?;
         Ok(Run { sample, drive, floor_ops, ..Run::default() })
@@ -159,7 +155,8 @@ impl Place {
         let ended = || (fresh.fsyncs().since(&fsyncs), Some(DriveCounts::of(own).since(drive)));
         let run = match self.through {
             Through::Calls => {
-                let ticker = Ticker::start(Arc::clone(&fs)).map_err(|error| storage(&error))?;
+                let ticker =
+                    Ticker::start(Arc::clone(&fs)).map_err(|error| Failure::storage(&error))?;
                 let files = Calls::new(Arc::clone(&fs));
                 let result = run_load(workload, &files, load, side_cpu);
                 let (fsyncs, drive) = ended();
@@ -171,7 +168,7 @@ impl Place {
                     drive,
                     floor_ops: 0,
                 };
-                fs.unmount(now()).map_err(|error| storage(&error))?;
+                fs.unmount(now()).map_err(|error| Failure::storage(&error))?;
                 run
             }
             Through::Mount => {
@@ -205,5 +202,5 @@ fn run_load(
         Workload::Varmail => varmail(files, load, cpu),
         Workload::RocksdbFillsync => fillsync(files, load, cpu),
     };
-    sample.map_err(|error| storage(&error))
+    sample.map_err(|error| Failure::storage(&error))
 }

@@ -15,10 +15,7 @@ use riopipe_lab::{
 };
 
 use super::cpu::side_cpu;
-use crate::{
-    connect::stream_failure,
-    failure::{Code, Failure},
-};
+use crate::{connect::stream_failure, failure::Failure};
 
 /// The blocks that a thread writes, one after the other, and again from the first one on: half of
 /// them data, half records.
@@ -41,14 +38,10 @@ pub(super) fn run(volume: &Volume, load: &FsLoad) -> Result<(Sample, u64), Failu
         // Each worker is started once, with a number below the number of streams.
         let mut stream = stream.expect("a stream for each worker");
         let result = write(&mut stream, u64::from(thread) * BLOCKS, worker, &all);
-        let closed = stream.close().map_err(|error| storage(&error));
+        let closed = stream.close().map_err(|error| Failure::storage(&error));
         result.and_then(|latencies| closed.map(|_| latencies))
     })?;
     Ok((sample, all.into_inner()))
-}
-
-fn storage(error: &dyn std::error::Error) -> Failure {
-    Failure::new(Code::Storage, error.to_string())
 }
 
 fn write(
@@ -60,7 +53,7 @@ fn write(
     let mut next = 0;
     let write = || {
         let mut buf = || {
-            let mut buf = stream.buf(BLOCK_BYTES).map_err(|error| storage(&error))?;
+            let mut buf = stream.buf(BLOCK_BYTES).map_err(|error| Failure::storage(&error))?;
             buf.fill(0x5a);
             Ok::<_, Failure>(buf)
         };
@@ -69,10 +62,10 @@ fn write(
         let at = first + next % (BLOCKS / 2);
         next += 1;
         let group = stream.group().write(at, data, Place::Fresh);
-        group.submit_or_wait(None).map_err(|error| storage(&error))?;
+        group.submit_or_wait(None).map_err(|error| Failure::storage(&error))?;
         let group = stream.group().write(at + BLOCKS / 2, record, Place::Fresh);
-        let seq = group.submit_durable_or_wait(None).map_err(|error| storage(&error))?;
-        stream.wait(Until::Durable(seq), None).map_err(|error| storage(&error))?;
+        let seq = group.submit_durable_or_wait(None).map_err(|error| Failure::storage(&error))?;
+        stream.wait(Until::Durable(seq), None).map_err(|error| Failure::storage(&error))?;
         Ok(BLOCK_BYTES as u64)
     };
     let latencies = worker.repeat(|| Ok(()), write)?;

@@ -10,7 +10,6 @@ use riopipe_fs::{
     mkfs::{MkfsOptions, make_on_volume},
 };
 
-use super::contender::storage;
 use crate::{connect::open_failure, failure::Failure, own_targets::OwnTargets};
 
 /// The commands that the drives got.
@@ -69,10 +68,11 @@ impl Fresh {
     ) -> Result<Self, Failure> {
         let volume = open(own, connect, engine_of(mode))?;
         let fresh = MkfsOptions { force: true, ..MkfsOptions::default() };
-        make_on_volume(&volume, &fresh, &mut |_, _| ()).map_err(|error| storage(&error))?;
-        let backing = Backing::of_volume(volume).map_err(|error| storage(&error))?;
+        make_on_volume(&volume, &fresh, &mut |_, _| ())
+            .map_err(|error| Failure::storage(&error))?;
+        let backing = Backing::of_volume(volume).map_err(|error| Failure::storage(&error))?;
         let options = FsOptions { mode, ..FsOptions::default() };
-        let (fs, _) = backing.mount(&options).map_err(|error| storage(&error))?;
+        let (fs, _) = backing.mount(&options).map_err(|error| Failure::storage(&error))?;
         Ok(Self { backing, fs })
     }
 
@@ -88,6 +88,6 @@ impl Fresh {
     /// Closes the volume. The file system has been unmounted before.
     pub(in crate::commands) fn close(self) -> Result<(), Failure> {
         drop(self.fs);
-        self.backing.close().map_err(|error| storage(&error))
+        self.backing.close().map_err(|error| Failure::storage(&error))
     }
 }

@@ -43,7 +43,7 @@ impl KernelExt4 {
 
     pub(super) fn files(&self) -> Result<PathFiles, Failure> {
         let files = PathFiles::new(&self.directory());
-        files.map_err(|error| Failure::new(Code::Storage, error.to_string()))
+        files.map_err(|error| Failure::storage(&error))
     }
 
     fn directory(&self) -> std::path::PathBuf {

@@ -45,7 +45,7 @@ impl Mounted {
 
     pub(super) fn files(&self) -> Result<PathFiles, Failure> {
         let files = PathFiles::new(self.directory.path());
-        files.map_err(|error| Failure::new(Code::Storage, error.to_string()))
+        files.map_err(|error| Failure::storage(&error))
     }
 
     /// Unmounts it, and makes everything durable.
