@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test miri sim sim-build sim-seeds sim-plants drive-plants sim-fs sim-worlds lint bench guest fs-programs mutants build setup
+.PHONY: help demo test miri sim sim-build sim-seeds sim-plants drive-plants sim-fs sim-worlds lint bench guest fs-programs mutants build install-c setup
 
 # Extra arguments for the program behind a target: make demo ARGS='-o json'
 ARGS ?=
@@ -16,6 +16,11 @@ TEST_LIMIT ?= 1800
 # by SIM_LIMIT, in seconds for each part.
 SIM_MINUTES ?= 10
 SIM_LIMIT ?= 1500
+
+# Where `make install-c` puts its files. DESTDIR goes before each path, for packages.
+PREFIX ?= /usr/local
+LIBDIR ?=
+DESTDIR ?=
 
 CARGO ?= cargo
 OUT := $(or $(CARGO_TARGET_DIR),target)
@@ -62,6 +67,10 @@ mutants: setup ## Small wrong changes in the pure crates: does a test notice eac
 
 build: setup ## The rio program, optimised
 	@$(BOUNDED_BUILD) $(CARGO) build --release --locked --package riopipe-cli --bin rio
+
+install-c: setup ## The C library, its header and its pkg-config file, optimised (PREFIX=/usr/local DESTDIR= LIBDIR=)
+	@$(BOUNDED_BUILD) $(CARGO) rustc --release --locked --package riopipe-capi --lib --crate-type cdylib,staticlib
+	@DESTDIR='$(DESTDIR)' LIBDIR='$(LIBDIR)' scripts/install-c $(OUT)/release $(PREFIX)
 
 sim: sim-seeds sim-plants drive-plants sim-fs sim-worlds ## The simulator: new seeds for SIM_MINUTES=10, planted bugs, RioFS, small worlds
 
