@@ -13,7 +13,7 @@ use riopipe_session::target::limits::{
 use riopipe_session::wire::{self, Claim};
 use riopipe_testkit::peer;
 use world::recovery::{RIVAL, RIVAL_ID};
-use world::{BOOT, Owner, Parts, VOLUME, World, block, crc, identity, riopipe_bytes};
+use world::{BOOT, LOG_LEN, Owner, Parts, VOLUME, World, block, crc, identity, riopipe_bytes};
 
 const OWNED: u16 = 0x701;
 const STALE: u16 = 0x702;
@@ -23,6 +23,7 @@ const LOG_FAILED: u16 = 0x711;
 const LEASE_OVER: u16 = 0x714;
 const LEASE_TOO_LONG: u16 = 0x715;
 const TOO_MANY_SLOTS: u16 = 0x716;
+const LOG_DIRECTORY_FULL: u16 = 0x717;
 
 fn without_log(drives: usize) -> World {
     World::over(&vec![false; drives], identity(), Parts::default(), Volumes::without_log(crc))
@@ -56,6 +57,30 @@ fn release(w: &mut World, admin: usize, volume: VolumeId) -> u16 {
 
 fn claim(w: &mut World, admin: usize, claim: &Claim) -> u16 {
     w.claim(admin, claim).unwrap().status
+}
+
+/// The log has neither a record nor space left. More space would not help, so the answer is about the
+/// records.
+#[test]
+fn a_log_with_all_its_volumes_is_not_reported_as_too_small() {
+    let mut w = World::new(&[false; 17]);
+    let (admin, _) = w.admin();
+    let logged = |w: &World, i: u32, slots| {
+        let members = wire::in_order([i]);
+        Claim { volume: volume(i), members, streams: 1, slots, ..w.first_claim() }
+    };
+    for i in 1..=15 {
+        let one = logged(&w, i, 16);
+        assert_eq!(claim(&mut w, admin, &one), 0, "{i}");
+    }
+    let left = LOG_LEN - HEADER_BYTES - 15 * 4096;
+    let all_that_is_left = logged(&w, 16, (left as u32 - 256) / 64);
+    assert_eq!(claim(&mut w, admin, &all_that_is_left), 0);
+    for slots in [0, 16] {
+        let one_more = logged(&w, 17, slots);
+        let done = w.claim(admin, &one_more).unwrap();
+        assert_eq!((done.status, done.result), (LOG_DIRECTORY_FULL, 16), "{slots} slots");
+    }
 }
 
 #[test]

@@ -47,6 +47,12 @@ fn check_fields(claim: &Claim) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// The refusal of a claim for whose volume the directory of the log has no record. The result is the
+/// number of volumes that it can have.
+fn directory_full_refusal() -> Refusal {
+    Refusal::do_not_retry(wire::status::LOG_DIRECTORY_FULL).with_result(VOLUMES_MAX as u64)
+}
+
 impl<R: Region> Volumes<R> {
     /// Makes `host` the owner of a volume. The new generation is durable before this function
     /// returns (trap T8).
@@ -355,6 +361,12 @@ impl<R: Region> Volumes<R> {
             TargetLog::Lost(_) => return Err(Refusal::do_not_retry(wire::status::LOG_LOST)),
             TargetLog::Live { region, split } => (region, split),
         };
+        let volumes = &region.header().volumes;
+        let is_new = volumes.iter().all(|volume| volume.id != claim.volume);
+        // This is checked before the space: more space would not help.
+        if is_new && volumes.len() >= VOLUMES_MAX {
+            return Err(directory_full_refusal());
+        }
         let slots = match claim.slots {
             0 => choose_slots(region.header(), &self.former, claim)?,
             slots => slots,
@@ -387,10 +399,7 @@ impl<R: Region> Volumes<R> {
                 Err(Refusal::do_not_retry(wire::status::VOLUME_EXISTS))
             }
             Err(AddError::TooSmall { need, have }) => Err(log_too_small_refusal(need, have)),
-            Err(AddError::DirectoryFull) => {
-                Err(Refusal::do_not_retry(wire::status::LOG_DIRECTORY_FULL)
-                    .with_result(VOLUMES_MAX as u64))
-            }
+            Err(AddError::DirectoryFull) => Err(directory_full_refusal()),
             Err(AddError::Shape { .. }) => Err(Refusal::do_not_retry(Status::INVALID_FIELD)),
             Err(AddError::Region(_)) => Err(Refusal::retry_later(wire::status::LOG_FAILED)),
         }
