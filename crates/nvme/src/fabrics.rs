@@ -109,7 +109,8 @@ pub struct ConnectData {
     pub cntlid: u16,
     /// NQN of the subsystem.
     pub subnqn: String,
-    /// NQN of the host.
+    /// NQN of the host. Some hosts, such as SPDK's `perf`, send none unless their user gives one: it
+    /// is empty then.
     pub hostnqn: String,
 }
 
@@ -129,7 +130,7 @@ impl ConnectData {
     ///
     /// # Errors
     /// [`ConnectInvalid`], if `data` is too short or if a name is not a NUL-terminated NQN of at
-    /// most 223 bytes (trap T18). The command completes with *connect: invalid parameters*.
+    /// most 223 bytes (trap T18). Only the host's may be empty. The command completes with *connect: invalid parameters*.
     pub fn decode(data: &[u8]) -> Result<Self, ConnectInvalid> {
         let bytes: &[u8; CONNECT_DATA_LEN] = data.first_chunk().ok_or(ConnectInvalid {
             offset: 0,
@@ -140,7 +141,10 @@ impl ConnectData {
             hostid: array(bytes, 0),
             cntlid: u16_at(bytes, 16),
             subnqn: nqn_field(bytes, 256)?,
-            hostnqn: nqn_field(bytes, 512)?,
+            hostnqn: match bytes[512] {
+                0 => String::new(),
+                _ => nqn_field(bytes, 512)?,
+            },
         })
     }
 }

@@ -70,6 +70,8 @@ pub const ONCS_SAVE_SELECT: u16 = 1 << 4;
 pub const CTRATT_HOSTID_128: u32 = 1 << 0;
 /// CTRATT bit: any command counts as a keep alive (traffic based keep alive).
 pub const CTRATT_TBKAS: u32 = 1 << 6;
+/// LPA bit: the SMART log page takes the id of a namespace.
+pub const LPA_SMART_OF_NAMESPACE: u8 = 1 << 0;
 /// LPA bit: the Commands Supported and Effects log page.
 pub const LPA_EFFECTS: u8 = 1 << 1;
 /// LPA bit: Get Log Page supports offsets, and lengths beyond 12 bits of dwords.

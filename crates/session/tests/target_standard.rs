@@ -107,7 +107,8 @@ fn connect_is_refused_for_what_is_wrong_with_it() {
             0x10100,
         ),
         ("no NQN", connect(0, 31), named("drives", HOSTNQN), 0x182, 0x10100),
-        ("no host", connect(0, 31), named(SUBNQN, ""), 0x182, 0x10200),
+        ("no subsystem", connect(0, 31), named("", HOSTNQN), 0x182, 0x10100),
+        ("no NQN of the host", connect(0, 31), named(SUBNQN, "host"), 0x182, 0x10200),
         ("name without end", connect(0, 31), unterminated, 0x182, 0x10100),
         (
             "static controller",
@@ -255,7 +256,7 @@ fn identify_describes_controller_and_namespaces() {
     assert_eq!(kept.fetch(other, peer::identify(1, 0x01, 0)).0[525] & 1, 0, "and none");
     assert_eq!(u16::from_le_bytes([id[320], id[321]]), 1, "KAS: steps of 100 ms");
     assert_eq!(id[259], 3, "AERL: four event requests");
-    assert_eq!(id[261] & 0b110, 0b110, "log pages: effects, and offsets");
+    assert_eq!(id[261] & 0b111, 0b111, "log pages: SMART by namespace, effects, offsets");
     assert_eq!(id[536] & 3, 1, "SGLs");
     assert_eq!(&id[768..768 + SUBNQN.len()], SUBNQN.as_bytes());
     let capsule = u32::from_le_bytes(id[1792..1796].try_into().unwrap()) * 16;
@@ -290,10 +291,6 @@ fn identify_describes_controller_and_namespaces() {
     {
         assert_eq!(w.fetch(at, peer::identify(1, cns, nsid)).1.status, 0, "CNS {cns:#x}");
     }
-    assert_eq!(w.fetch(at, peer::identify(1, 0, 3)).0, vec![0; 4096], "an inactive namespace");
-    assert_eq!(w.call(at, peer::identify(1, 0, 0), &[]).status, 0x0b);
-    assert_eq!(w.call(at, peer::identify(1, 3, 9), &[]).status, 0x0b);
-    assert_eq!(w.call(at, peer::identify(1, 2, 0xffff_fffe), &[]).status, 0x0b);
     assert_eq!(w.call(at, peer::identify(1, 0x55, 0), &[]).status, 0x02);
     assert_eq!(w.call(at, peer::identify(1, 1, 0).transport(512), &[]).status, 0x0f, "too small");
 }
@@ -355,6 +352,71 @@ fn features_and_keep_alive() {
 }
 
 #[test]
+fn the_number_of_queues_is_agreed_on_before_the_first_io_queue() {
+    let mut w = World::new(&[false]);
+    let (admin, cntlid) = w.admin();
+    let set = Sqe::new(0x09, 7, 0).dword(10, 0x07).dword(11, 0x0001_0001);
+    assert_eq!(w.call(admin, set, &[]).status, 0);
+    let io = w.io(cntlid, 1);
+    let done = w.call(admin, set, &[]);
+    assert_eq!((done.status, done.dnr), (0x0c, true));
+    assert_eq!(w.call(admin, set.dword(11, 0xffff_ffff), &[]).status, 0x02, "never valid");
+    let get = Sqe::new(0x0a, 7, 0).dword(10, 0x07);
+    assert_eq!(w.call(admin, get, &[]).result, 0x000f_000f, "it may be read");
+    // A controller reset ends the I/O queues.
+    w.call(admin, peer::property_set(1, 0x14, 0), &[]);
+    assert!(w.links[io].closed.is_some());
+    w.call(admin, peer::property_set(1, 0x14, peer::CC_ENABLE), &[]);
+    assert_eq!(w.call(admin, set, &[]).status, 0);
+}
+
+#[test]
+fn no_command_may_be_part_of_a_fused_operation() {
+    let mut w = World::new(&[false]);
+    let at = w.initialize(Digests::default(), 0);
+    let data = peer::connect_data(SUBNQN, HOSTNQN, HOSTID, 0xffff);
+    let fused = |sqe: Sqe, fuse: u8| sqe.byte(1, sqe.0[1] | fuse);
+    for fuse in 1..=3 {
+        let connect = fused(peer::connect(3, 0, 31, 0), fuse);
+        assert_eq!(w.call(at, connect, &data).status, 0x02, "before Connect");
+    }
+    let (admin, cntlid) = w.admin();
+    let io = w.io(cntlid, 1);
+    let commands = [
+        (admin, peer::identify(1, 1, 0)),
+        (admin, peer::get_log(1, 2, 0, 512)),
+        (admin, Sqe::new(0x0a, 1, 0).dword(10, 0x07)),
+        (admin, Sqe::new(0x0c, 1, 0)),
+        (admin, Sqe::new(0x18, 1, 0)),
+        (admin, peer::property_get(1, 0, true)),
+        (io, peer::read(1, 1, 0, 1)),
+        (io, peer::flush(1, 1)),
+    ];
+    for (queue, sqe) in commands {
+        for fuse in 1..=3 {
+            let done = w.call(queue, fused(sqe, fuse), &[]);
+            assert_eq!((done.status, done.dnr), (0x02, true), "opcode {:#x}", sqe.0[0]);
+        }
+    }
+    assert!(w.host.drives[0].history.is_empty());
+}
+
+#[test]
+fn an_io_queue_has_no_fabrics_command_but_disconnect() {
+    let mut w = World::new(&[false]);
+    let (admin, cntlid) = w.admin();
+    let io = w.io(cntlid, 1);
+    // Property Set and Get, Connect, the authentication commands, and unknown types.
+    for fctype in [0x00, 0x04, 0x01, 0x05, 0x06, 0x07, 0x7f, 0xff] {
+        let done = w.call(io, Sqe::new(0x7f, 1, fctype), &[]);
+        assert_eq!((done.status, done.dnr), (0x01, true), "type {fctype:#x}");
+    }
+    assert_eq!(w.call(admin, Sqe::new(0x7f, 1, 0x01), &[]).status, 0x0c, "it is connected");
+    assert_eq!(w.call(io, Sqe::new(0x7f, 1, 0x08), &[]).status, 0);
+    assert!(w.links[io].closed.is_some());
+}
+
+#[test]
 fn event_requests_are_held_and_can_be_aborted() {
     let mut w = World::new(&[false]);
     let (at, _) = w.admin();
@@ -413,7 +475,6 @@ fn a_discovery_controller_has_no_volumes_and_few_features() {
     let (list, _) = w.fetch(admin, peer::identify(1, 0x13, 0));
     assert_eq!(list[..2], [1, 0]);
     assert_eq!(w.fetch(admin, peer::identify(1, 0x08, 1)).0[14] & 1, 1, "NSTAT: ready");
-    assert_eq!(w.fetch(admin, peer::identify(1, 0x08, 9)).0, [0; 4096], "there could be one");
     // Any host may connect to it.
     let page = vec![0; 4096];
     let commands = [
@@ -629,7 +690,7 @@ fn what_is_wrong_with_a_command_is_reported() {
         ("admin command", Sqe::new(0x06, 1, 0), &[], 0x01),
         ("property on an I/O queue", peer::property_get(1, 0, true), &[], 0x01),
         ("property set on an I/O queue", peer::property_set(1, 0x14, 0), &[], 0x01),
-        ("connect again", peer::connect(1, 1, 31, 0), &[], 0x0c),
+        ("connect again", peer::connect(1, 1, 31, 0), &[], 0x01),
     ];
     for (what, sqe, data, status) in cases {
         assert_eq!(w.call(io, sqe, data).status, status, "{what}");

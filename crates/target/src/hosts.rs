@@ -11,6 +11,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::stat::{LABELS_MAX, OTHER, PartStat};
 
+/// Name of all hosts that send no NQN when they connect.
+const UNNAMED: &str = "unnamed";
+
+/// The name of a host in the metrics.
+const fn label_of(hostnqn: &str) -> &str {
+    if hostnqn.is_empty() { UNNAMED } else { hostnqn }
+}
+
 /// The bytes of a connection. Only the thread that has the connection counts; every thread may
 /// read.
 #[derive(Debug, Default)]
@@ -80,6 +88,7 @@ impl Hosts {
 
     /// Notes that a connection has become a queue of the host.
     pub(crate) fn on_connected(&self, hostnqn: &str, traffic: &Arc<Traffic>) {
+        let hostnqn = label_of(hostnqn);
         let mut hosts = self.lock();
         let has_space = hosts.contains_key(hostnqn) || hosts.len() < LABELS_MAX;
         let host = hosts.entry((if has_space { hostnqn } else { OTHER }).to_owned()).or_default();
@@ -102,7 +111,7 @@ impl Hosts {
 
     fn known_or_other(&self, hostnqn: &str, count: impl FnOnce(&mut Host)) {
         let mut hosts = self.lock();
-        match hosts.get_mut(hostnqn) {
+        match hosts.get_mut(label_of(hostnqn)) {
             Some(host) => count(host),
             None => count(hosts.entry(OTHER.to_owned()).or_default()),
         }
@@ -172,6 +181,17 @@ mod tests {
         hosts.on_refused("nqn.a");
         hosts.on_problem("nqn.a");
         assert_eq!((count("connects_refused"), count("problems")), (1, 1));
+    }
+
+    #[test]
+    fn a_host_without_a_name_has_a_label() {
+        let hosts = Hosts::default();
+        hosts.on_connected("", &Arc::default());
+        hosts.on_problem("");
+        let stat = hosts.stat();
+        let counters = &of(&stat, UNNAMED).counters;
+        assert_eq!((counters["connections_accepted"], counters["problems"]), (1, 1));
+        assert_eq!(stat.len(), 1);
     }
 
     /// T28: names come from peers.

@@ -44,9 +44,14 @@ fn connect_data_bytes() {
     };
     assert_eq!(bad(256, &[b'x'; 256]), (256, 0x1_0100));
     assert_eq!(bad(256, b"iqn.2026"), (256, 0x1_0100));
-    assert_eq!(bad(512, &[0]), (512, 0x1_0200));
+    assert_eq!(bad(256, &[0]), (256, 0x1_0100));
+    assert_eq!(bad(512, b"x"), (512, 0x1_0200));
     assert_eq!(bad(515, &[0xff]), (512, 0x1_0200));
     assert_eq!(ConnectData::decode(&want[..1023]).unwrap_err().offset, 0);
+    // The host's name alone may be missing.
+    let mut nameless = want.clone();
+    nameless[512] = 0;
+    assert_eq!(ConnectData::decode(&nameless).unwrap().hostnqn, "");
 }
 
 #[test]

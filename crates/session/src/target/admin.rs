@@ -128,6 +128,16 @@ impl Admin {
                 return Self::host_identifier(context, sqe, env, outbox);
             }
             opcode::GET_FEATURES => self.get_features(context, sqe, env),
+            wire::ADMIN_CLAIM | wire::ADMIN_SETTLE | wire::ADMIN_RELEASE
+                if !is_discovery && is_nameless(context) =>
+            {
+                context.report_problem(
+                    "a command about the ownership of a volume was refused: the host has sent no \
+                     NQN when it connected, and an owner must have one",
+                    env,
+                );
+                Err(Status::INVALID_FIELD.with_dnr())
+            }
             wire::ADMIN_CLAIM if !is_discovery => {
                 return self.execute_with_data(
                     context,
@@ -280,6 +290,10 @@ impl Admin {
                 if submission > 0xffff || completion > 0xffff {
                     return Err(Status::INVALID_FIELD.with_dnr());
                 }
+                // The number is agreed on before the first I/O queue (Base §5.27.1.5).
+                if has_io_queue(context, env) {
+                    return Err(Status::SEQUENCE_ERROR.with_dnr());
+                }
                 let max = u32::from(io_queues_max(env));
                 let granted_submission = submission.min(max) as u16;
                 let granted_completion = completion.min(max) as u16;
@@ -355,6 +369,21 @@ impl Admin {
 /// The most I/O queues that a controller grants.
 fn io_queues_max<E: TargetEnv>(env: &mut E) -> u16 {
     env.with_shared(|shared| shared.identity().io_queues).clamp(1, IO_QUEUES_MAX)
+}
+
+/// Whether the host has sent an empty NQN when it connected. Such a host may use what every host may
+/// use. It may not become the owner of a volume, nor end an ownership: other hosts and the
+/// operator find the owner by its name (trap T8).
+fn is_nameless<E: TargetEnv>(context: &Context<E>) -> bool {
+    context.queue.as_ref().is_none_or(|queue| queue.hostnqn.is_empty())
+}
+
+/// Whether the controller has an I/O queue.
+fn has_io_queue<E: TargetEnv>(context: &Context<E>, env: &mut E) -> bool {
+    let Some(queue) = &context.queue else { return false };
+    env.with_shared(|shared| {
+        shared.controller(queue.cntlid).is_some_and(|controller| !controller.queues.is_empty())
+    })
 }
 
 /// A keep-alive timeout that a host requests, rounded up to whole steps of the target (KAS).

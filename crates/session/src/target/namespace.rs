@@ -182,10 +182,18 @@ impl Namespaces {
         used.map(|(nsid, _)| nsid as u32)
     }
 
-    /// The highest id, 0 if there are none.
+    /// The highest valid id: the number that Identify Controller gives as NN (Base §3.2.1.2). NVMe
+    /// does not allow 0, so id 1 is valid although there is no namespace.
     #[must_use]
-    pub fn highest_id(&self) -> u32 {
-        self.ids().last().unwrap_or(0)
+    pub fn highest_valid_id(&self) -> u32 {
+        self.ids().last().unwrap_or(1)
+    }
+
+    /// Whether an id that names no namespace is valid all the same. NVMe calls such an id
+    /// *inactive* (Base §3.2.1.4).
+    #[must_use]
+    pub fn is_inactive(&self, nsid: u32) -> bool {
+        (1..=self.highest_valid_id()).contains(&nsid) && self.find(nsid).is_none()
     }
 
     /// Whether any drive has a volatile write cache.

@@ -19,7 +19,7 @@ use crate::target::limits::{
     ADMIN_ENTRIES_MAX, ASYNC_EVENTS_MAX, IN_CAPSULE_BYTES, KEEP_ALIVE_STEP_MS, MDTS,
     QUEUE_ENTRIES_MAX, TRANSFER_BYTES_MAX,
 };
-use crate::target::namespace::{NSID_MAX, NamespaceConfig, Namespaces};
+use crate::target::namespace::{NamespaceConfig, Namespaces};
 use crate::wire;
 
 /// NMIC bit 0: several controllers may have the namespace.
@@ -31,6 +31,8 @@ const CMIC_SEVERAL_CONTROLLERS: u8 = 1 << 1;
 const TEMPERATURE_K: u16 = 300;
 /// The first of the namespace ids after which no list may begin: FFFFFFFEh and FFFFFFFFh.
 const NSID_RESERVED: u32 = 0xffff_fffe;
+/// The namespace id that stands for all namespaces (Base §3.2.1.2).
+const NSID_ALL: u32 = 0xffff_ffff;
 
 impl Admin {
     /// Carries out Identify: sends the data structure that the command selects.
@@ -68,18 +70,23 @@ impl Admin {
                 _ => Err(Status::INVALID_FIELD),
             };
         }
-        let namespace = || -> Result<&NamespaceConfig, Status> {
-            let (_, namespace) = context.namespaces.find(nsid).ok_or(Status::INVALID_NAMESPACE)?;
-            Ok(&namespace.config)
-        };
-        // For a valid id without a namespace, the data structure is all zeroes.
-        let is_inactive = (1..=NSID_MAX).contains(&nsid) && context.namespaces.find(nsid).is_none();
+        let namespace = || find_namespace(&context.namespaces, nsid);
+        let is_inactive = context.namespaces.is_inactive(nsid);
         let list_starts_after = || match nsid {
             NSID_RESERVED.. => Err(Status::INVALID_NAMESPACE),
             nsid => Ok(nsid),
         };
+        // The values of CNS are in Base Figure 273. For an inactive namespace id, the data structures
+        // of CNS 00h, 05h, 08h and 11h are all zeroes (NVM Command Set §4.1.5.1, Base §5.17.2.5,
+        // §5.17.2.8, §5.17.2.10). All other values that take a namespace id follow the general rule
+        // of `find_namespace`.
         match (sqe.cns(), sqe.identify_csi()) {
-            (cns::NAMESPACE | cns::ALLOCATED_NAMESPACE, _) if is_inactive => Ok([0; identify::LEN]),
+            (cns::NAMESPACE | cns::ALLOCATED_NAMESPACE | cns::COMMON_NAMESPACE, _)
+            | (cns::COMMAND_SET_NAMESPACE, identify::CSI_NVM)
+                if is_inactive =>
+            {
+                Ok([0; identify::LEN])
+            }
             (cns::NAMESPACE | cns::ALLOCATED_NAMESPACE, _) => {
                 let config = namespace()?;
                 let mut page = namespace_page(config).encode();
@@ -99,11 +106,12 @@ impl Admin {
             (cns::COMMAND_SET_CONTROLLER, identify::CSI_NVM) => {
                 Ok(NvmController::default().encode())
             }
-            (cns::COMMON_NAMESPACE, _) if is_inactive => Ok([0; identify::LEN]),
             (cns::COMMON_NAMESPACE, _) => {
                 namespace()?;
                 Ok(identify::common_namespace(0, NMIC_SHARED, 0))
             }
+            // Base §5.17.2.11: the list of controllers is of one namespace.
+            (cns::NAMESPACE_CONTROLLERS, _) if nsid == NSID_ALL => Err(Status::INVALID_FIELD),
             (cns::NAMESPACE_CONTROLLERS | cns::CONTROLLERS, _) => {
                 if sqe.cns() == cns::NAMESPACE_CONTROLLERS {
                     namespace()?;
@@ -136,11 +144,34 @@ impl Admin {
             context.send_completion(cid, Status::INVALID_LOG_PAGE.with_dnr(), 0, outbox);
             return Ok(());
         };
+        if let Err(status) = self.check_log_namespace(context, sqe) {
+            context.send_completion(cid, status.with_dnr(), 0, outbox);
+            return Ok(());
+        }
         match log_page::slice(&page, sqe.log_offset(), len as u32) {
             Ok(part) => context.send_page(sqe, &part, outbox),
             Err(_) => context.send_completion(cid, Status::INVALID_FIELD.with_dnr(), 0, outbox),
         }
         Ok(())
+    }
+
+    /// Checks the namespace id of a Get Log Page command.
+    ///
+    /// Only the SMART page takes the id of a namespace; LPA bit 0 reports that. Its content is the
+    /// same for the controller and for each namespace. All other pages have the scope of the
+    /// controller or of the subsystem, and take only the ids 0 and FFFFFFFFh (Base §5.16.1). A
+    /// discovery controller has no namespaces, and ignores the id.
+    fn check_log_namespace<E: TargetEnv>(
+        &self,
+        context: &Context<E>,
+        sqe: &Sqe,
+    ) -> Result<(), Status> {
+        match (sqe.lid(), sqe.nsid()) {
+            _ if self.is_discovery => Ok(()),
+            (_, 0 | NSID_ALL) => Ok(()),
+            (log_page::SMART, nsid) => find_namespace(&context.namespaces, nsid).map(drop),
+            _ => Err(Status::INVALID_FIELD),
+        }
     }
 
     /// The whole content of the log page `lid`; `None` if the controller does not have that page.
@@ -197,6 +228,19 @@ impl Admin {
     }
 }
 
+/// The namespace of a command that takes the id of one namespace.
+///
+/// # Errors
+/// The status for an id without a namespace (Base Figure 87, NSID): Invalid Field in Command if the
+/// id is inactive, Invalid Namespace or Format if it is not valid.
+fn find_namespace(namespaces: &Namespaces, nsid: u32) -> Result<&NamespaceConfig, Status> {
+    match namespaces.find(nsid) {
+        Some((_, namespace)) => Ok(&namespace.config),
+        None if namespaces.is_inactive(nsid) => Err(Status::INVALID_FIELD),
+        None => Err(Status::INVALID_NAMESPACE),
+    }
+}
+
 /// The data that both kinds of controller have in common.
 fn any_controller(identity: &Identity, cntlid: u16) -> Controller {
     Controller {
@@ -229,8 +273,7 @@ fn io_controller_page<E: TargetEnv>(
 
 /// The Identify data of a controller with I/O queues.
 fn io_controller(identity: &Identity, cntlid: u16, namespaces: &Namespaces) -> Controller {
-    // NVMe does not allow 0 as the highest namespace id.
-    let highest_nsid = namespaces.highest_id().max(1);
+    let highest_nsid = namespaces.highest_valid_id();
     let mut page = Controller {
         cmic: CMIC_SEVERAL_CONTROLLERS,
         mdts: MDTS,
@@ -238,7 +281,7 @@ fn io_controller(identity: &Identity, cntlid: u16, namespaces: &Namespaces) -> C
         cntrltype: identify::CNTRLTYPE_IO,
         // One firmware slot, which is read only.
         frmw: 1 << 1 | 1,
-        lpa: identify::LPA_EFFECTS | identify::LPA_EXTENDED,
+        lpa: identify::LPA_SMART_OF_NAMESPACE | identify::LPA_EFFECTS | identify::LPA_EXTENDED,
         // The smallest and the largest size of a queue entry, each as a power of two: 2⁶ bytes for
         // submission, 2⁴ bytes for completion.
         sqes: 0x66,

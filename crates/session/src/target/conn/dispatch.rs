@@ -83,6 +83,11 @@ impl<E: TargetEnv> TargetConn<E> {
             self.context.send_completion(sqe.cid(), Status::TRANSIENT_TRANSPORT, 0, outbox);
             return Ok(());
         }
+        // No admin command may be part of a fused operation (Base §3.4.2).
+        if sqe.fuse() != 0 {
+            self.context.send_completion(sqe.cid(), Status::INVALID_FIELD.with_dnr(), 0, outbox);
+            return Ok(());
+        }
         if sqe.opcode() == admin::FABRICS {
             return self.execute_fabrics(sqe, env, outbox);
         }

@@ -105,6 +105,10 @@ impl<E: TargetEnv> TargetConn<E> {
             self.context.send_completion(cid, Status::TRANSIENT_TRANSPORT, 0, outbox);
             return Ok(());
         }
+        if sqe.fuse() != 0 {
+            self.context.send_completion(cid, Status::INVALID_FIELD.with_dnr(), 0, outbox);
+            return Ok(());
+        }
         let data = match sqe.sgl() {
             Ok(Sgl::InCapsule { offset: 0, len }) if len as usize == CONNECT_DATA_LEN => data,
             Ok(Sgl::InCapsule { .. }) => &[],
@@ -217,7 +221,7 @@ impl<E: TargetEnv> TargetConn<E> {
         let cid = sqe.cid();
         match (sqe.fctype(), admin) {
             // A connection can be connected only once.
-            (fctype::CONNECT, _) => {
+            (fctype::CONNECT, Some(_)) => {
                 context.send_completion(cid, Status::SEQUENCE_ERROR.with_dnr(), 0, outbox)
             }
             (fctype::PROPERTY_GET, Some(admin)) => {
@@ -231,6 +235,8 @@ impl<E: TargetEnv> TargetConn<E> {
             (fctype::DISCONNECT, Some(_)) => {
                 context.send_completion(cid, Status::INVALID_QUEUE_TYPE.with_dnr(), 0, outbox);
             }
+            // Of an I/O queue this is the only Fabrics command. The targets of Linux and SPDK refuse all
+            // others as unknown, a second Connect, too.
             (fctype::DISCONNECT, None) => return disconnect(context, sqe, outbox),
             _ => context.send_completion(cid, Status::INVALID_OPCODE.with_dnr(), 0, outbox),
         }
