@@ -17,6 +17,8 @@ pub(crate) enum Counter {
     DriveErrors,
     Connections,
     ConnectsRefused,
+    HeaderDigestErrors,
+    DataDigestErrors,
     Claims,
     StreamsFailed,
     LogFull,
@@ -25,7 +27,7 @@ pub(crate) enum Counter {
 
 impl Counter {
     /// All counters, each at the index of its own number.
-    pub(crate) const ALL: [Self; 14] = [
+    pub(crate) const ALL: [Self; 16] = [
         Self::OrderedRequests,
         Self::Writes,
         Self::WrittenBytes,
@@ -36,6 +38,8 @@ impl Counter {
         Self::DriveErrors,
         Self::Connections,
         Self::ConnectsRefused,
+        Self::HeaderDigestErrors,
+        Self::DataDigestErrors,
         Self::Claims,
         Self::StreamsFailed,
         Self::LogFull,
@@ -66,6 +70,8 @@ impl Counter {
             Self::DriveErrors => "drive_errors",
             Self::Connections => "connections_accepted",
             Self::ConnectsRefused => "connects_refused",
+            Self::HeaderDigestErrors => "header_digest_errors",
+            Self::DataDigestErrors => "data_digest_errors",
             Self::Claims => "claims",
             Self::StreamsFailed => "streams_failed",
             Self::LogFull => "log_full",
@@ -86,6 +92,8 @@ impl Counter {
             Self::DriveErrors => "Operations that a drive failed",
             Self::Connections => "Queues that hosts have connected",
             Self::ConnectsRefused => "Connects that were refused",
+            Self::HeaderDigestErrors => "PDUs of hosts with a wrong header digest",
+            Self::DataDigestErrors => "PDUs of hosts with a wrong data digest",
             Self::Claims => "Times that a volume got a new owner",
             Self::StreamsFailed => "Ordered streams that failed, for any reason",
             Self::LogFull => "Of these, because their ordering log was full",

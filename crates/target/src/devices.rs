@@ -11,7 +11,9 @@ use riopipe_order::gate;
 use riopipe_order::write_order::{EpochId, WriteOrder};
 use riopipe_session::stages::{Spent, Stages};
 use riopipe_session::target::limits::BLOCK_SIZE;
-use riopipe_session::target::{BoundedDevice, ConnId, Event, Message, OpId, Shared, TargetEnv};
+use riopipe_session::target::{
+    BoundedDevice, ConnId, Event, Message, OpId, Shared, TargetEnv, WrongDigest,
+};
 
 use crate::counters::{Counter, Counters};
 use crate::hosts::Hosts;
@@ -279,6 +281,17 @@ impl TargetEnv for Devices {
                 "{connections} connections are open, no more are accepted until one ends: raise \
                  `connections` in the configuration, or find the host that opens so many"
             ),
+            Event::DigestError { peer, hostnqn, cntlid, qid, digest } => match digest {
+                WrongDigest::Header => {
+                    self.parts.counters.add(Counter::HeaderDigestErrors, 1);
+                    tracing::warn!(peer, hostnqn, cntlid, qid, "a header has a wrong digest");
+                }
+                WrongDigest::Data { cid, opcode } => {
+                    self.parts.counters.add(Counter::DataDigestErrors, 1);
+                    let why = "the data of a command has a wrong digest";
+                    tracing::warn!(peer, hostnqn, cntlid, qid, cid, opcode, "{why}");
+                }
+            },
             Event::Trouble { peer, hostnqn, cntlid, qid, why } => {
                 self.parts.hosts.on_problem(hostnqn);
                 tracing::warn!(peer, hostnqn, cntlid, qid, why, "trouble");

@@ -137,6 +137,47 @@ fn writes_are_read_back_with_and_without_digests() {
 }
 
 #[test]
+fn wrong_digests_are_counted() {
+    let target = Target::start(&Config::on_loopback(&["mem:16M"])).unwrap();
+    let digests = Digests { header: true, data: true };
+    let (_admin, cntlid) = Queue::admin(&target, digests);
+    let mut io = Queue::io(&target, digests, cntlid, 1);
+    let counts = || {
+        let stat = target.stat();
+        ["header_digest_errors", "data_digest_errors"].map(|name| stat.counters[name])
+    };
+    let changed_at_end = |mut bytes: Vec<u8>| {
+        *bytes.last_mut().unwrap() ^= 1;
+        bytes
+    };
+    assert_eq!(io.call(peer::write(1, 1, 7, 1), &pattern(1, 4096)).status, 0);
+    assert_eq!(counts(), [0, 0]);
+    // In the capsule.
+    let capsule = peer::capsule(digests, &peer::write(1, 1, 7, 1).0, &pattern(2, 4096));
+    io.send(&changed_at_end(capsule.clone()));
+    assert_eq!(io.next().unwrap().completion().status, 0x22);
+    wait_until(|| counts() == [0, 1], "the capsule is counted");
+    // By R2T: each piece has a digest of its own.
+    io.command(peer::write_r2t(3, 1, 100, 3), &[]);
+    let ttag = io.next().unwrap().u16(10);
+    for piece in 0..3u32 {
+        let data = pattern(piece as u8, 4096);
+        let pdu = peer::h2c_data(digests, 3, ttag, piece * 4096, &data, piece == 2);
+        io.send(&if piece == 1 { pdu } else { changed_at_end(pdu) });
+    }
+    assert_eq!(io.next().unwrap().completion().status, 0x22);
+    wait_until(|| counts() == [0, 3], "two pieces are counted");
+    // The digest of a header is behind its 72 bytes.
+    let mut bytes = capsule;
+    bytes[72] ^= 1;
+    io.send(&bytes);
+    let term = io.next().unwrap();
+    assert_eq!((term.kind, term.u16(8)), (0x03, 3), "it ends the connection");
+    wait_until(|| counts() == [1, 3], "the header is counted");
+    target.stop().unwrap();
+}
+
+#[test]
 fn several_hosts_share_the_reactors() {
     let config = Config { reactors: Some(2), ..Config::on_loopback(&["mem:64M", "mem:16M"]) };
     let target = Target::start(&config).unwrap();

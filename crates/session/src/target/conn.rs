@@ -20,7 +20,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
 use riopipe_nvme::Crc32c;
-use riopipe_nvme::pdu::{CAPSULE_CMD_LEN, IcReq, IcResp, PduError, Role, Rx, Tx};
+use riopipe_nvme::pdu::{CAPSULE_CMD_LEN, Fes, IcReq, IcResp, PduError, Role, Rx, Tx};
 use riopipe_order::block_device::IoError;
 use riopipe_order::probe::{self, Plant};
 
@@ -31,7 +31,7 @@ use super::capsule::Capsule;
 use super::closed::Closed;
 use super::commands::Stage;
 use super::context::{Context, update_shared};
-use super::env::{Event, TargetEnv};
+use super::env::{Event, TargetEnv, WrongDigest};
 use super::identity::LocalAddress;
 use super::ids::{ConnId, OpId};
 use super::limits::{
@@ -180,6 +180,9 @@ impl<E: TargetEnv> TargetConn<E> {
             self.start_waiting_commands(env, outbox);
         }
         if let Err(Closed::Protocol(error)) = &outcome {
+            if error.fes == Fes::HeaderDigest {
+                self.context.report_digest_error(WrongDigest::Header, env);
+            }
             let refused = &buf[consumed_bytes..];
             outbox.push_bytes(|bytes| error.term_req().encode(Role::Host, refused, bytes));
         }

@@ -18,7 +18,7 @@ use riopipe_order::probe::{self, Rare};
 use super::budget::Reservation;
 use super::closed::Closed;
 use super::commands::{Commands, Stage};
-use super::env::{Event, TargetEnv};
+use super::env::{Event, TargetEnv, WrongDigest};
 use super::ids::ConnId;
 use super::namespace::{Namespace, Namespaces};
 use super::rights::Rights;
@@ -277,6 +277,19 @@ impl<E: TargetEnv> Context<E> {
                 why,
             });
         }
+    }
+
+    /// Reports to the operator that a PDU of the host had a wrong digest.
+    #[cold]
+    pub(super) fn report_digest_error(&self, digest: WrongDigest, env: &mut E) {
+        let queue = self.queue.as_ref();
+        env.log(Event::DigestError {
+            peer: &self.peer,
+            hostnqn: queue.map_or("", |queue| &queue.hostnqn),
+            cntlid: queue.map(|queue| queue.cntlid),
+            qid: queue.map_or(0, |queue| queue.qid),
+            digest,
+        });
     }
 
     /// Reports to the operator that a request was refused. `what` is the first part of the message,

@@ -144,6 +144,20 @@ pub enum Event<'a> {
         /// How many connections are open.
         connections: usize,
     },
+    /// A PDU of a host had a wrong digest. Its bytes were changed on the way, or the host computes
+    /// digests wrongly.
+    DigestError {
+        /// The host's address.
+        peer: &'a str,
+        /// The host; empty before Connect.
+        hostnqn: &'a str,
+        /// The controller; `None` before Connect.
+        cntlid: Option<u16>,
+        /// The queue id.
+        qid: u16,
+        /// The digest that was wrong.
+        digest: WrongDigest,
+    },
     /// A claim, bind, mark or release was refused, or a stream was poisoned.
     Trouble {
         /// The host's address.
@@ -156,5 +170,19 @@ pub enum Event<'a> {
         qid: u16,
         /// The problem.
         why: &'a str,
+    },
+}
+
+/// The digest of a PDU that was wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WrongDigest {
+    /// That of the header. The command is not known, and the connection ends.
+    Header,
+    /// That of the data of a command. The command fails.
+    Data {
+        /// The id of the command.
+        cid: u16,
+        /// Its opcode; `None` if no command with this id waits for data.
+        opcode: Option<u8>,
     },
 }

@@ -47,7 +47,7 @@ pub use self::core::{
 };
 pub use closed::Closed;
 pub use conn::TargetConn;
-pub use env::{Event, TargetEnv, status_of};
+pub use env::{Event, TargetEnv, WrongDigest, status_of};
 pub use identity::{DiscoveryPort, Identity, LocalAddress};
 pub use ids::{ConnId, OpId};
 pub use namespace::{

@@ -13,7 +13,7 @@ use crate::target::closed::Closed;
 use crate::target::commands::Stage;
 use crate::target::context::fenced_owner;
 use crate::target::drive_order::is_in_drive_order;
-use crate::target::env::TargetEnv;
+use crate::target::env::{TargetEnv, WrongDigest};
 use crate::wire;
 
 impl<E: TargetEnv> TargetConn<E> {
@@ -28,6 +28,9 @@ impl<E: TargetEnv> TargetConn<E> {
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let data = at + parsed.data.start..at + parsed.data.end;
+        if !parsed.data_digest_ok {
+            self.report_wrong_data(&parsed.pdu, env);
+        }
         match &parsed.pdu {
             Pdu::CapsuleCmd { sqe } => {
                 self.on_capsule(Capsule::new(sqe, buf, data, parsed.data_digest_ok), env, outbox)
@@ -40,6 +43,22 @@ impl<E: TargetEnv> TargetConn<E> {
             // `Rx` passes no other PDU to a controller.
             _ => Err(PduError::sequence("a PDU that only a host may get").into()),
         }
+    }
+
+    /// Reports that the digest of a PDU's data is wrong.
+    #[cold]
+    fn report_wrong_data(&mut self, pdu: &Pdu, env: &mut E) {
+        let (cid, opcode) = match pdu {
+            Pdu::CapsuleCmd { sqe } => (sqe.cid(), Some(sqe.opcode())),
+            Pdu::H2cData(header) => {
+                let command = self.context.commands.get_used(header.ttag);
+                let command = command.filter(|command| command.sqe.cid() == header.cccid);
+                (header.cccid, command.map(|command| command.sqe.opcode()))
+            }
+            // No other PDU of a host has data with a digest.
+            _ => return,
+        };
+        self.context.report_digest_error(WrongDigest::Data { cid, opcode }, env);
     }
 
     /// Handles a command, with its in-capsule data.
