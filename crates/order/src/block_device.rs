@@ -85,6 +85,14 @@ pub trait BlockDevice {
     /// on it (trap T10).
     fn deallocate(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<Self::Buf>;
 
+    /// Takes back a read or a write without an order that waits in a queue before the drive, which has
+    /// not been given it. Returns whether it was taken back. [`poll`](Self::poll) then never returns
+    /// it, and it has no effect. Without such a queue there is nothing to take back.
+    fn take_back(&mut self, op: u64) -> bool {
+        let _ = op;
+        false
+    }
+
     /// Hands over to the drive the operations that earlier calls have only gathered. Without this
     /// call no pending operation need ever start. `now` is the time in ns at which a drive with
     /// modelled times receives them.

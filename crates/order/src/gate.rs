@@ -73,7 +73,7 @@ pub struct Gate {
 
 impl Gate {
     /// A gate for a new binding: the first entry has ordinal 1. At most `capacity` entries are at
-    /// the gate at once. Their tickets are `0..capacity`.
+    /// the gate at once.
     ///
     /// # Panics
     ///

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use peer::{CC_ENABLE, Completion, Digests, HOSTID, HOSTNQN};
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::block_device::{BlockDevice, Data, Submitted};
+use riopipe_order::write_order::WriteOrder;
 use riopipe_session::target::limits::{DATA_STALL_NS, STALL_NS};
 use riopipe_session::target::{
     Action, BoundedDevice, ConnKey, CoreConfig, Input, Interest, Message, Places, QueueCounts,
@@ -582,6 +583,37 @@ fn a_drive_never_has_more_operations_than_its_depth() {
         bounded.poll(0, &mut done);
     }
     assert_eq!(done.iter().map(|done| done.op).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6]);
+}
+
+#[test]
+fn what_a_drive_has_not_been_given_is_taken_back() {
+    let mut bounded = BoundedDevice::new(Box::new(Drive::default()), 1, <[u8]>::to_vec);
+    bounded.holds = true;
+    assert!(matches!(bounded.write(0, 0, Data::Borrowed(&block(1))), Submitted::Pending));
+    assert!(matches!(bounded.read(1, 1, 1), Submitted::Pending));
+    assert!(matches!(bounded.write(2, 2, Data::Borrowed(&block(2))), Submitted::Pending));
+    assert!(matches!(bounded.write_zeroes(3, 3, 1), Submitted::Pending));
+    assert!(matches!(bounded.deallocate(4, 4, 1), Submitted::Pending));
+    assert!(matches!(bounded.flush(5), Submitted::Pending));
+    let ordered = WriteOrder::Ordered { barrier: false };
+    let data = Data::Borrowed(&[0; 4096][..]);
+    assert!(matches!(bounded.write_in_order(6, 6, data, ordered), Submitted::Pending));
+    assert!(matches!(bounded.read(7, 7, 1), Submitted::Pending));
+    assert!(!bounded.take_back(0), "the drive has it");
+    assert!(!bounded.take_back(5), "a FLUSH");
+    assert!(!bounded.take_back(6), "a write in an order");
+    assert!(!bounded.take_back(99), "there is none");
+    for op in [3, 1, 4, 2] {
+        assert!(bounded.take_back(op));
+        assert!(!bounded.take_back(op), "once");
+    }
+    assert_eq!(bounded.in_flight(), 4);
+    let mut done = Vec::new();
+    for _ in 0..4 {
+        bounded.poll(0, &mut done);
+    }
+    assert_eq!(done.iter().map(|done| done.op).collect::<Vec<_>>(), [0, 5, 6, 7]);
+    assert_eq!((bounded.in_flight(), bounded.block(2)), (0, vec![0; 4096]));
 }
 
 #[test]

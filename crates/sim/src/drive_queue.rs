@@ -87,6 +87,10 @@ impl BlockDevice for DriveQueue {
         self.queue.deallocate(self.name(op), lba, blocks)
     }
 
+    fn take_back(&mut self, op: u64) -> bool {
+        self.queue.take_back(self.name(op))
+    }
+
     fn kick(&mut self, now: u64) {
         self.queue.kick(now);
     }

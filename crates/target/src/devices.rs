@@ -138,6 +138,10 @@ impl BlockDevice for DriveQueue {
         self.report_if_failed(submitted)
     }
 
+    fn take_back(&mut self, op: u64) -> bool {
+        self.queue.take_back(op)
+    }
+
     fn kick(&mut self, now: u64) {
         self.queue.kick(now);
     }

@@ -178,6 +178,33 @@ fn wrong_digests_are_counted() {
 }
 
 #[test]
+fn an_abort_reaches_its_command_on_each_reactor() {
+    let config = Config { reactors: Some(2), ..Config::on_loopback(&["mem:16M"]) };
+    let target = Target::start(&config).unwrap();
+    let (mut admin, cntlid) = Queue::admin(&target, Digests::default());
+    // One queue on each reactor.
+    let queues: Vec<Queue> =
+        (1..=2).map(|qid| Queue::io(&target, Digests::default(), cntlid, qid)).collect();
+    for (qid, mut io) in (1..).zip(queues) {
+        io.command(peer::write_r2t(7, 1, 0, 1), &[]);
+        let r2t = io.next().unwrap();
+        assert_eq!(r2t.kind, 0x09);
+        let abort = Sqe::new(0x08, 9, 0).dword(10, 7 << 16 | qid);
+        let done = admin.call(abort, &[]);
+        assert_eq!((done.status, done.result), (0, 0), "queue {qid}");
+        let aborted = io.next().unwrap().completion();
+        assert_eq!((aborted.cid, aborted.status), (7, 0x07));
+        // Data that the host has sent meanwhile is dropped.
+        let late = pattern(1, 4096);
+        io.send(&peer::h2c_data(Digests::default(), 7, r2t.u16(10), 0, &late, true));
+        assert!(io.fetch(peer::read(7, 1, 0, 1)).0 == vec![0; 4096]);
+        let done = admin.call(abort, &[]);
+        assert_eq!((done.status, done.result), (0, 1), "it has ended");
+    }
+    target.stop().unwrap();
+}
+
+#[test]
 fn several_hosts_share_the_reactors() {
     let config = Config { reactors: Some(2), ..Config::on_loopback(&["mem:64M", "mem:16M"]) };
     let target = Target::start(&config).unwrap();

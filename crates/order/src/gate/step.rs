@@ -2,8 +2,8 @@
 
 use crate::attribute::Member;
 
-/// The caller's name for an entry at the gate: an index below the gate's capacity. The caller may
-/// use a ticket again when its entry is completed or refused.
+/// The caller's name for an entry at the gate: an index into the caller's table. The caller may use a
+/// ticket again when its entry is completed or refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u32);
 

@@ -1,10 +1,11 @@
 //! The part of a connection that is an admin queue: NVMe's admin commands, and Rio's own.
 //!
-//! This file has the dispatch, the features, Keep Alive, and the event requests. `properties.rs`
-//! has the controller's properties, `identify.rs` the pages that describe the target,
+//! This file has the dispatch, the features, Keep Alive, and the event requests. `aborting.rs` has
+//! Abort, `properties.rs` the controller's properties, `identify.rs` the pages that describe the target,
 //! `ownership.rs` the commands claim, status and release, and `recovery.rs` the commands list and
 //! settle.
 
+mod aborting;
 mod identify;
 mod ownership;
 mod properties;
@@ -12,10 +13,11 @@ mod recovery;
 
 use alloc::vec::Vec;
 
-use riopipe_nvme::command::{AbortTarget, Sqe, Status, admin as opcode};
+use riopipe_nvme::command::{Sqe, Status, admin as opcode};
 use riopipe_nvme::fabrics::{Cc, Csts};
 use riopipe_nvme::feature::{self, QueueCounts};
 
+use self::aborting::WaitingAbort;
 use self::ownership::WaitingCommand;
 use super::closed::Closed;
 use super::commands::Stage;
@@ -48,6 +50,8 @@ pub(super) struct Admin {
     stored_features: [StoredFeature; 4],
     /// Claims and releases that wait until other connections have acknowledged a fence.
     waiting_for_fence: Vec<WaitingCommand>,
+    /// Abort commands that wait for the queue of the command to abort.
+    waiting_aborts: Vec<WaitingAbort>,
 }
 
 /// A feature whose value is only stored.
@@ -74,6 +78,7 @@ impl Admin {
             event_config: 0,
             stored_features: STORED_FEATURES,
             waiting_for_fence: Vec::new(),
+            waiting_aborts: Vec::new(),
         }
     }
 
@@ -122,7 +127,7 @@ impl Admin {
                 Ok(()) => return Ok(()),
                 Err(status) => Err(status),
             },
-            opcode::ABORT => Ok(self.abort(context, sqe, outbox)),
+            opcode::ABORT => return self.abort(context, sqe, env, outbox),
             opcode::SET_FEATURES => self.set_features(context, sqe, env),
             opcode::GET_FEATURES if sqe.fid() == feature::HOST_IDENTIFIER && !is_discovery => {
                 return Self::host_identifier(context, sqe, env, outbox);
@@ -188,24 +193,6 @@ impl Admin {
         }
         self.event_request_cids.push(cid);
         Ok(())
-    }
-
-    /// Carries out an Abort command. Returns dword 0 of its completion: bit 0 is set if no command
-    /// was aborted.
-    ///
-    /// Only event requests can be aborted, because every other command ends by itself.
-    fn abort<E: TargetEnv>(
-        &mut self,
-        context: &mut Context<E>,
-        sqe: &Sqe,
-        outbox: &mut Outbox<E::Buf>,
-    ) -> u64 {
-        let AbortTarget { sqid, cid: aborted_cid } = sqe.abort_target();
-        let kept = self.event_request_cids.iter().position(|cid| *cid == aborted_cid);
-        let Some(at) = kept.filter(|_| sqid == 0) else { return 1 };
-        self.event_request_cids.swap_remove(at);
-        context.send_completion(aborted_cid, Status::ABORT_REQUESTED, 0, outbox);
-        0
     }
 
     /// Carries out a command that has `data_len` bytes of data: at once if the data is in the

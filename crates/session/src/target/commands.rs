@@ -13,6 +13,7 @@ use riopipe_order::entry::Position;
 use riopipe_order::gate::{self, Node};
 
 use super::flushes::{Doubt, Ticket};
+use super::limits::ABORTED_TRANSFERS_MAX;
 
 /// How far a command has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +24,10 @@ pub(super) enum Stage {
     Budget,
     /// The R2T of the command is sent, and its data arrives.
     Receiving,
+    /// The command was aborted while its data arrived, and has been completed. Its slot, and with it
+    /// the transfer tag, stays taken until the rest of the data has come: the host may have sent it
+    /// before it received the completion.
+    Aborted,
     /// The command is an ordered request. It has its data and waits for the gate.
     Gate,
     /// A device operation is in flight.
@@ -135,6 +140,11 @@ pub(super) struct Commands<B> {
     slots: Vec<Command<B>>,
     /// The indices of the slots without a command. The last one is used next.
     free_indices: Vec<u16>,
+    /// The indices of further slots. One of them takes the place of the slot of a command that was
+    /// aborted while its data arrived. So such commands leave the host as many as before.
+    spare_indices: Vec<u16>,
+    /// The most commands that are in flight at once.
+    entries: usize,
     /// One bit for each command identifier in use.
     used_cids: Box<[u64; CID_WORDS]>,
 }
@@ -143,9 +153,12 @@ impl<B> Commands<B> {
     /// A table for `entries` commands.
     pub(super) fn new(entries: u16) -> Self {
         let used_cids = alloc::vec![0u64; CID_WORDS].into_boxed_slice().try_into();
+        let slots = entries + ABORTED_TRANSFERS_MAX.min(entries);
         Self {
-            slots: (0..entries).map(|_| Command::empty()).collect(),
+            slots: (0..slots).map(|_| Command::empty()).collect(),
             free_indices: (0..entries).rev().collect(),
+            spare_indices: (entries..slots).collect(),
+            entries: usize::from(entries),
             used_cids: used_cids.unwrap_or_else(|_| unreachable!("the slice has CID_WORDS words")),
         }
     }
@@ -198,6 +211,42 @@ impl<B> Commands<B> {
         core::mem::take(&mut command.charged_bytes)
     }
 
+    /// Notes that a command was aborted while its data arrives: drops its buffer, and frees its
+    /// identifier. Returns how many bytes of the connection's budget become free. Returns `None`,
+    /// without a change, if there are [`ABORTED_TRANSFERS_MAX`] such commands already.
+    pub(super) fn abort_transfer(&mut self, index: u16) -> Option<usize> {
+        let spare = self.spare_indices.pop()?;
+        let command = &mut self.slots[usize::from(index)];
+        debug_assert_eq!(command.stage, Stage::Receiving);
+        let (received_bytes, data_len) = (command.received_bytes, command.data_len);
+        let freed_bytes = self.remove(index);
+        let command = &mut self.slots[usize::from(index)];
+        command.stage = Stage::Aborted;
+        (command.received_bytes, command.data_len) = (received_bytes, data_len);
+        // `remove` has put the slot on the list.
+        if let Some(last) = self.free_indices.last_mut() {
+            *last = spare;
+        }
+        Some(freed_bytes)
+    }
+
+    /// Frees the slot of an aborted command whose data has come completely.
+    pub(super) fn end_aborted_transfer(&mut self, index: u16) {
+        let command = &mut self.slots[usize::from(index)];
+        debug_assert_eq!(command.stage, Stage::Aborted);
+        command.stage = Stage::Free;
+        (command.received_bytes, command.data_len) = (0, 0);
+        self.spare_indices.push(index);
+    }
+
+    /// The index of the command with this identifier.
+    pub(super) fn index_of(&self, cid: u16) -> Option<u16> {
+        let is_it = |command: &Command<B>| {
+            command.sqe.cid() == cid && !matches!(command.stage, Stage::Free | Stage::Aborted)
+        };
+        self.slots.iter().position(is_it).map(|index| index as u16)
+    }
+
     /// The command with this index; `None` if the slot is free or does not exist.
     pub(super) fn get_used(&mut self, index: u16) -> Option<&mut Command<B>> {
         self.slots.get_mut(usize::from(index)).filter(|command| command.stage != Stage::Free)
@@ -231,9 +280,9 @@ impl<B> Commands<B> {
         }
     }
 
-    /// The number of commands in flight.
+    /// The number of commands in flight. Those that were aborted have ended.
     pub(super) fn in_use_count(&self) -> usize {
-        self.slots.len() - self.free_indices.len()
+        self.entries - self.free_indices.len()
     }
 }
 

@@ -8,8 +8,10 @@
 //! drives → device_done → dispatch.rs → the part that has submitted the operation
 //! ```
 //!
-//! `fencing.rs` begins and ends the stream of the connection.
+//! `fencing.rs` begins and ends the stream of the connection. `aborting.rs` aborts commands that have
+//! not begun.
 
+mod aborting;
 mod dispatch;
 mod fabrics;
 mod fencing;
@@ -29,7 +31,7 @@ use super::admin::Admin;
 use super::budget::Reservation;
 use super::capsule::Capsule;
 use super::closed::Closed;
-use super::commands::Stage;
+use super::commands::{Command, Stage};
 use super::context::{Context, update_shared};
 use super::env::{Event, TargetEnv, WrongDigest};
 use super::identity::LocalAddress;
@@ -362,6 +364,15 @@ impl<E: TargetEnv> TargetConn<E> {
                     }
                 }
                 Notice::FlushRoundEnded => self.resolve_doubts(env, outbox),
+                Notice::Abort { id, cid, admin } => {
+                    let is_aborted = self.abort_command(cid, env, outbox);
+                    update_shared(env, |shared| shared.end_abort(admin, id, is_aborted));
+                }
+                Notice::AbortEnded { id, is_aborted } => {
+                    if let Some(admin) = &mut self.admin {
+                        admin.on_abort_ended(&mut self.context, id, is_aborted, outbox);
+                    }
+                }
             }
         }
         if self.context.is_closing { Ok(()) } else { end }
@@ -460,7 +471,9 @@ impl<E: TargetEnv> TargetConn<E> {
                 self.return_stream(env, &mut Outbox::new());
             }
         }
-        for index in self.context.commands.indices_where(|command| !command.is_on_device()) {
+        let is_at_rest =
+            |command: &Command<E::Buf>| !command.is_on_device() && command.stage != Stage::Aborted;
+        for index in self.context.commands.indices_where(is_at_rest) {
             self.context.remove_command(index);
         }
         if self.context.queue.is_some() {

@@ -25,6 +25,11 @@ pub const IO_QUEUES_MAX: u16 = 128;
 pub const CONTROLLERS_MAX: usize = 1024;
 /// The most Asynchronous Event Requests that a controller keeps (AERL + 1).
 pub const ASYNC_EVENTS_MAX: usize = 4;
+/// The most Abort commands of a controller that are carried out at once (ACL + 1).
+pub const ABORTS_MAX: usize = 4;
+/// The most commands of a connection that may be aborted while their data arrives, and whose data
+/// has not come completely since. A further one is not aborted.
+pub const ABORTED_TRANSFERS_MAX: u16 = 4;
 /// The most bytes that the reads and R2T transfers of a connection may hold at once, together with
 /// its unsent bytes. A command that does not fit waits. In-capsule data that waits for a drive is
 /// not counted: it has at most [`QUEUE_ENTRIES_MAX`] × [`IN_CAPSULE_BYTES`] bytes.

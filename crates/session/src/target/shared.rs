@@ -65,6 +65,7 @@ pub struct Shared<R: Region> {
     next_cntlid: u16,
     next_association: u64,
     next_fence_id: u64,
+    next_abort_id: u64,
     /// By namespace index: the connections with a FLUSH whose success is in doubt (trap T29).
     conns_in_doubt: BTreeMap<usize, Vec<ConnId>>,
     /// The connections to wake when the lock is released.
@@ -103,6 +104,7 @@ impl<R: Region> Shared<R> {
             next_cntlid: 1,
             next_association: 1,
             next_fence_id: 1,
+            next_abort_id: 1,
             conns_in_doubt: BTreeMap::new(),
             conns_to_wake: Vec::new(),
             volumes,

@@ -115,7 +115,7 @@ impl<E: TargetEnv> Context<E> {
     }
 
     /// Takes in a piece of the data that an R2T requested. Returns the index of the command if its
-    /// data is now complete.
+    /// data is now complete. The data of an aborted command is dropped.
     ///
     /// # Errors
     /// The host has broken the protocol.
@@ -128,7 +128,7 @@ impl<E: TargetEnv> Context<E> {
         let command = self
             .commands
             .get_used(header.ttag)
-            .filter(|command| command.stage == Stage::Receiving)
+            .filter(|command| matches!(command.stage, Stage::Receiving | Stage::Aborted))
             .ok_or(PduError::header(10, "no R2T with this tag is open"))?;
         if command.sqe.cid() != header.cccid {
             return Err(PduError::header(8, "the command is not the one of this R2T"));
@@ -145,6 +145,12 @@ impl<E: TargetEnv> Context<E> {
         let is_complete = command.received_bytes == command.data_len;
         if header.last != is_complete {
             return Err(PduError::header(1, "LAST_PDU is not on the last piece"));
+        }
+        if command.stage == Stage::Aborted {
+            if is_complete {
+                self.commands.end_aborted_transfer(header.ttag);
+            }
+            return Ok(None);
         }
         if !is_digest_valid {
             command.early_status.get_or_insert(Status::TRANSIENT_TRANSPORT);

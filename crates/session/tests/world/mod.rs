@@ -127,6 +127,8 @@ pub(crate) struct Drive {
     pub(crate) history: Vec<(u64, What)>,
     /// Fails the operations that finish within the call.
     pub(crate) failing: bool,
+    /// The operations that it keeps wait in a queue before it.
+    pub(crate) is_full: bool,
     pub(crate) on_write: Option<OnWrite>,
 }
 
@@ -245,6 +247,11 @@ impl BlockDevice for Drive {
     }
     fn deallocate(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<Vec<u8>> {
         self.begin(op, lba, What::Zero { blocks, deallocate: true })
+    }
+    fn take_back(&mut self, op: u64) -> bool {
+        let waiting = self.pending.iter().position(|pending| pending.op.0 == op);
+        let taken = waiting.filter(|_| self.is_full).map(|at| self.pending.remove(at));
+        taken.is_some()
     }
     fn kick(&mut self, _: u64) {}
     /// Oldest first.

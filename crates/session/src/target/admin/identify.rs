@@ -16,7 +16,7 @@ use crate::target::context::Context;
 use crate::target::env::TargetEnv;
 use crate::target::identity::{DiscoveryPort, Identity, LocalAddress};
 use crate::target::limits::{
-    ADMIN_ENTRIES_MAX, ASYNC_EVENTS_MAX, IN_CAPSULE_BYTES, KEEP_ALIVE_STEP_MS, MDTS,
+    ABORTS_MAX, ADMIN_ENTRIES_MAX, ASYNC_EVENTS_MAX, IN_CAPSULE_BYTES, KEEP_ALIVE_STEP_MS, MDTS,
     QUEUE_ENTRIES_MAX, TRANSFER_BYTES_MAX,
 };
 use crate::target::namespace::{NamespaceConfig, Namespaces};
@@ -249,6 +249,7 @@ fn any_controller(identity: &Identity, cntlid: u16) -> Controller {
         firmware: identity.firmware.clone(),
         cntlid,
         version: VERSION_2_0,
+        acl: (ABORTS_MAX - 1) as u8,
         aerl: (ASYNC_EVENTS_MAX - 1) as u8,
         kas: (KEEP_ALIVE_STEP_MS / 100) as u16,
         sgls: identify::SGLS_TCP,

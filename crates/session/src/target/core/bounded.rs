@@ -49,6 +49,17 @@ enum OperationKind<B> {
 }
 
 impl<B> WaitingOperation<B> {
+    /// Whether nothing else depends on it: it is a read, or writes without an order.
+    fn is_free(&self) -> bool {
+        match &self.kind {
+            OperationKind::Write { order, .. } => *order == WriteOrder::Orderless,
+            OperationKind::Read { .. }
+            | OperationKind::WriteZeroes { .. }
+            | OperationKind::Deallocate { .. } => true,
+            OperationKind::Flush | OperationKind::StartStream { .. } => false,
+        }
+    }
+
     /// Whether it is a write with a place in the drive's order.
     fn is_ordered(&self) -> bool {
         matches!(&self.kind, OperationKind::Write { order, .. } if *order != WriteOrder::Orderless)
@@ -207,6 +218,13 @@ impl<D: BlockDevice + ?Sized> BlockDevice for BoundedDevice<D> {
             Some(device) => device.deallocate(op, lba, blocks),
             None => self.enqueue(op, lba, OperationKind::Deallocate { blocks }),
         }
+    }
+
+    fn take_back(&mut self, op: u64) -> bool {
+        let is_it = |waiting: &WaitingOperation<D::Buf>| waiting.op == op && waiting.is_free();
+        let Some(at) = self.waiting.iter().position(is_it) else { return false };
+        self.waiting.remove(at);
+        true
     }
 
     fn kick(&mut self, now: u64) {

@@ -251,6 +251,12 @@ impl<R: Region> Shared<R> {
         for id in self.fences_of(conn) {
             self.acknowledge(id, conn);
         }
+        // An Abort that the connection has not read ends, too (promise P8).
+        for notice in entry.notices {
+            if let Notice::Abort { id, admin, .. } = notice {
+                self.end_abort(admin, id, false);
+            }
+        }
         self.writers.remove(conn);
         self.capsule_bytes -= entry.capsule_bytes;
         for conns in self.conns_in_doubt.values_mut() {

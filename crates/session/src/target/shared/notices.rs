@@ -7,6 +7,7 @@
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
+use riopipe_nvme::command::AbortTarget;
 use riopipe_order::attribute::VolumeId;
 use riopipe_order::probe::{self, Plant};
 use riopipe_order::region::Region;
@@ -33,6 +34,22 @@ pub enum Notice {
     Fenced {
         /// The fence.
         id: u64,
+    },
+    /// The connection must abort a command if the command waits, and then end the Abort.
+    Abort {
+        /// The number of the Abort.
+        id: u64,
+        /// The command to abort.
+        cid: u16,
+        /// The connection with the Abort command.
+        admin: ConnId,
+    },
+    /// An Abort command of this connection has ended.
+    AbortEnded {
+        /// The number of the Abort.
+        id: u64,
+        /// Whether the command was aborted.
+        is_aborted: bool,
     },
     /// A round of FLUSHes of a drive has ended. The success of a FLUSH of this connection may be
     /// certain from now on (trap T29).
@@ -135,6 +152,27 @@ impl<R: Region> Shared<R> {
             self.volumes.on_fence_ended(id, &self.namespaces);
             self.leave_notice(claimant, Notice::Fenced { id });
         }
+    }
+
+    /// Asks an I/O queue of a controller to abort a command. Returns the number of the Abort, which
+    /// ends with [`Notice::AbortEnded`] for `admin`; `None` if there is no such queue.
+    pub(in crate::target) fn request_abort(
+        &mut self,
+        admin: ConnId,
+        cntlid: u16,
+        target: AbortTarget,
+    ) -> Option<u64> {
+        let AbortTarget { sqid, cid } = target;
+        let queue = *self.controllers.get(&cntlid)?.queues.get(&sqid)?;
+        let id = self.next_abort_id;
+        self.next_abort_id += 1;
+        self.leave_notice(queue, Notice::Abort { id, cid, admin });
+        Some(id)
+    }
+
+    /// Notes that an Abort has ended, and informs the connection with the Abort command.
+    pub(in crate::target) fn end_abort(&mut self, admin: ConnId, id: u64, is_aborted: bool) {
+        self.leave_notice(admin, Notice::AbortEnded { id, is_aborted });
     }
 
     /// The ids of the fences that `conn` has to acknowledge.
