@@ -28,6 +28,9 @@ use crate::{
     own_targets::{OwnTargets, Plan, file_log},
 };
 
+/// Duration of a run, in all one and a half times as long. All figures together take no more than an
+/// hour, also if the host is so busy that two runs in five are repeated.
+const WINDOW: Duration = Duration::from_millis(200);
 /// Size of each drive.
 const DRIVE_SIZE: &str = "256M";
 /// Size of the log of each target: the paper's (§6.1).
@@ -163,7 +166,7 @@ impl<'a> Bench<'a> {
         run: impl Fn(&Self, usize, SpinPolicy, Duration) -> Result<Sample, Failure>,
     ) -> Result<Rounds<Sample>, Failure> {
         let mut retakes = std::mem::replace(&mut self.retakes, Retakes::new(0, 0));
-        let time = Duration::from_millis(if self.quick { 200 } else { 300 });
+        let time = WINDOW;
         let samples = Rounds::run(names, rounds(self.quick), |index, _| {
             let (sample, disturbance) = retakes.take(|| {
                 self.interrupt.check()?;

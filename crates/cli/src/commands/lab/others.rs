@@ -68,7 +68,7 @@ fn words(load: &FileSystem, quick: bool) -> Vec<&'static str> {
     words.extend(if quick { &["--quick"][..] } else { &["--rounds", "6"] });
     // All figures together take no more than an hour. High percentiles need the usual time.
     if !quick && load.shows != FileSystemView::Percentiles {
-        words.extend(["--time", "0.6"]);
+        words.extend(["--time", "0.3"]);
     }
     words
 }
