@@ -38,6 +38,9 @@ worst moment would leave them (the first entry of every stream is the hole, so t
 after it must be undone), starts them again and opens the volume. The clock runs from the first
 connection until every stream can be written again.
 
+Then the replay: the targets crash alone while the initiator lives. All streams have written as much
+as they may without a FLUSH. The clock runs from the start of the targets until all is durable.
+
 The paper's figures (EuroSys '23, 6.5; two servers with four drives, 36 threads) are shown, too:
 55 ms to reconstruct the order, 125 ms to discard.
 
@@ -62,10 +65,13 @@ pub struct Recovery {
     /// outlive their target
     #[arg(long, value_name = "DRIVE", default_value = "ssd:optane,size=1G,lazy,file={}")]
     pub drive: String,
+    /// The drives of the replay, which have a volatile cache: what is not durable is sent again
+    #[arg(long, value_name = "DRIVE", default_value = "ssd:flash,size=1G,lazy,file={}")]
+    pub replay_drive: String,
     /// Size of each target's ordering log
     #[arg(long, value_name = "SIZE", default_value = "2M", value_parser = values::size)]
     pub log_size: u64,
-    /// Number of crashes and recoveries
+    /// Number of crashes and recoveries, and of replays
     #[arg(long, value_name = "COUNT", default_value_t = 11)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,

@@ -5,6 +5,7 @@ mod floor;
 pub(super) mod fs;
 mod metrics;
 pub(super) mod recovery;
+mod replay;
 mod stages;
 mod wal;
 

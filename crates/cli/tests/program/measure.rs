@@ -43,12 +43,14 @@ fn the_demo_verifies_a_file_and_compares_three_engines() {
 #[test]
 fn full_logs_are_recovered_and_everything_is_undone() {
     let words = "bench recovery --streams 3 --rounds 1 --log-size 128K -o json \
-                 --drive ssd:optane,size=1G,lazy,file={}";
+                 --drive ssd:optane,size=1G,lazy,file={} \
+                 --replay-drive ssd:flash,size=256M,lazy,file={}";
     let json = rio(&words.split_whitespace().collect::<Vec<_>>()).ok();
-    for key in ["total_ms", "reconstruct_ms", "undo_ms", "settle_ms"] {
+    for key in ["total_ms", "reconstruct_ms", "undo_ms", "settle_ms", "replay_ms"] {
         assert!(json[key].as_f64().unwrap() > 0.0, "{key}: {json}");
     }
     assert!(json["entries"].as_u64().unwrap() > 1000, "{json}");
+    assert!(json["replayed"].as_u64().unwrap() > 0, "{json}");
     assert_eq!(json["paper"]["reconstruct_ms"], 55.0);
 }
 

@@ -14,6 +14,7 @@ use riopipe_lab::{
 };
 use serde::Serialize;
 
+use super::replay::{self, Replay};
 use crate::{
     args::bench::Recovery as Args,
     connect::{open_failure, stream_failure},
@@ -44,7 +45,7 @@ pub(in crate::commands) fn measure(
         streams: args.streams,
         ..Plan::default()
     })?;
-    let progress = Progress::steps(output, "", args.rounds.into());
+    let progress = Progress::steps(output, "", 2 * u64::from(args.rounds));
     let mut rounds = Vec::new();
     for round in 0..args.rounds {
         interrupt.check()?;
@@ -52,8 +53,17 @@ pub(in crate::commands) fn measure(
         rounds.push(once(&mut own, args)?);
         progress.step();
     }
+    drop(own);
+    let mut own = replay::targets(args)?;
+    let mut replays = Vec::new();
+    for round in 0..args.rounds {
+        interrupt.check()?;
+        progress.set_message(format!("crash of the targets and replay {}", round + 1));
+        replays.push(replay::once(&mut own, args)?);
+        progress.step();
+    }
     drop(progress);
-    Ok(Measured::new(machine, args, &rounds))
+    Ok(Measured::new(machine, args, &rounds, &replays))
 }
 
 struct Round {
@@ -136,6 +146,13 @@ pub(in crate::commands) struct Measured {
     settle_ms: f64,
     /// Time to connect, claim, read labels and bind the streams: median of the rest.
     other_ms: f64,
+    /// Specification of the drives of the replay.
+    replay_drive: String,
+    /// The requests of a replay: median.
+    replayed: u64,
+    /// Time from the start of the crashed targets until all that was submitted is durable: median.
+    replay_ms: f64,
+    replay_ms_interval: [f64; 2],
     paper: Paper,
 }
 
@@ -150,12 +167,22 @@ impl Measured {
         (times, self.entries)
     }
 
-    fn new(machine: Machine, args: &Args, rounds: &[Round]) -> Self {
+    /// The time of a replay, and the number of its requests.
+    pub(in crate::commands) const fn replay(&self) -> (f64, u64) {
+        (self.replay_ms, self.replayed)
+    }
+
+    fn new(machine: Machine, args: &Args, rounds: &[Round], replays: &[Replay]) -> Self {
+        // There is at least one round.
+        let estimate =
+            |samples: &[f64]| Estimate::of(samples).map_or([0.0; 3], |e| [e.value, e.low, e.high]);
         let median = |of: &dyn Fn(&Round) -> Duration| {
             let samples: Vec<f64> = rounds.iter().map(|r| of(r).as_secs_f64() * 1e3).collect();
-            // There is at least one round.
-            Estimate::of(&samples).map_or([0.0; 3], |e| [e.value, e.low, e.high])
+            estimate(&samples)
         };
+        let times: Vec<f64> = replays.iter().map(|r| r.time.as_secs_f64() * 1e3).collect();
+        let requests: Vec<f64> = replays.iter().map(|r| r.requests as f64).collect();
+        let replay = estimate(&times);
         let reconstruct = |r: &Round| r.recovery.steps.list + r.recovery.steps.decide;
         let undo = |r: &Round| r.recovery.steps.undo + r.recovery.steps.flush;
         let settle = |r: &Round| r.recovery.steps.settle;
@@ -177,6 +204,10 @@ impl Measured {
             undo_ms: median(&undo)[0],
             settle_ms: median(&settle)[0],
             other_ms: median(&other)[0],
+            replay_drive: args.replay_drive.clone(),
+            replayed: estimate(&requests)[0] as u64,
+            replay_ms: replay[0],
+            replay_ms_interval: [replay[1], replay[2]],
             paper: PAPER,
         }
     }
@@ -200,7 +231,9 @@ impl Report for Measured {
         let paper = self.paper.reconstruct_ms + self.paper.undo_ms;
         row("total", self.total_ms, Some(paper));
         format!(
-            "{} entries in {} full logs of {}, {} streams, {} drives ({}); all undone\n\n{}\n{}",
+            "{} entries in {} full logs of {}, {} streams, {} drives ({}); all undone\n\n{}\n\
+             Replay to the targets, which have crashed alone: {:.1} ms from their start until all is durable, \
+             {} requests sent again ({})\n{}",
             self.entries,
             self.targets,
             units::bytes(self.log_bytes),
@@ -208,6 +241,9 @@ impl Report for Measured {
             self.targets * self.drives,
             self.drive,
             table.render(terminal),
+            self.replay_ms,
+            self.replayed,
+            self.replay_drive,
             terminal.paint(
                 Colour::Grey,
                 &format!("medians of {} rounds; {}\n", self.rounds, self.machine.line())

@@ -5,7 +5,7 @@ use riopipe_lab::{
     figures::{
         catalogue::{Entry, FileSystem, FileSystemView},
         figure::Figure,
-        file_system::{self, Conditions},
+        file_system::{self, Conditions, Replay},
     },
     machine::Machine,
 };
@@ -88,13 +88,15 @@ pub(super) fn recovery(
         quick: args.quick,
         setup: format!(
             "{} targets on loopback with {} modelled Optane drives each, {} streams, logs of 2 MiB that are full; \
-             medians of {rounds} recoveries",
+             medians of {rounds} recoveries; for the replay, modelled flash drives",
             options.targets, options.drives, options.streams
         ),
     };
     let measured = bench_recovery::measure(options, output, interrupt)?;
     let (times, entries) = measured.times();
-    Ok(file_system::recovery(entry, times, entries, &conditions))
+    let (replay_ms, requests) = measured.replay();
+    let replay = Replay { ms: replay_ms, requests };
+    Ok(file_system::recovery(entry, times, entries, replay, &conditions))
 }
 
 #[cfg(test)]
