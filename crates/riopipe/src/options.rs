@@ -19,8 +19,12 @@ pub struct StreamOptions {
     /// How long a target may owe an answer. After that the stream gives up the connection.
     pub timeout: Duration,
     /// The writes of the stream have no order, as those of engine `none`: a crash may leave any of
-    /// the groups that are not durable, or parts of them. They pass the ordered writes of the other
-    /// streams, and these pass them. Only with engine `barrier`.
+    /// the groups that are not durable, or parts of them. Of two writes in flight to one block, any
+    /// may be the last, also without a crash. They pass the ordered writes of the other streams, and
+    /// these pass them. A failed write affects this stream only.
+    ///
+    /// Only with engine `barrier`. A volume does not store this: each time a stream is opened, the
+    /// caller chooses.
     pub orderless: bool,
 }
 

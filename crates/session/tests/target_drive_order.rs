@@ -143,6 +143,36 @@ fn a_failed_write_ends_the_sequence_and_a_new_one_begins_when_the_old_one_is_ove
 }
 
 #[test]
+fn t22_behind_a_failed_flush_no_ordered_write_of_a_stream_with_unflushed_ones_is_carried_out() {
+    let (mut w, cntlid) = world(DriveOrder::Barrier);
+    let [io, other] = [1, 2].map(|qid| w.io(cntlid, qid));
+    w.command(io, write(1, 10, true), &block(1));
+    assert_eq!(ends(&mut w, io), [(1, 0)]);
+    // The drive may have dropped the first epoch.
+    w.host.drives[0].holds = true;
+    w.command(other, peer::flush(1, 1), &[]);
+    w.fail(0, 0);
+    w.host.drives[0].holds = false;
+    w.command(io, write(2, 11, true), &block(2));
+    assert_eq!(ends(&mut w, io), [(2, POISONED)]);
+    assert_eq!(submitted(&w), [10], "a crash would leave the second epoch without the first");
+}
+
+#[test]
+fn a_failed_write_without_an_order_ends_no_sequence() {
+    let (mut w, cntlid) = world(DriveOrder::Barrier);
+    let [io, other] = [1, 2].map(|qid| w.io(cntlid, qid));
+    w.host.drives[0].holds = true;
+    w.command(io, write(1, 10, true), &block(1));
+    w.command(other, peer::write(1, 1, 13, 1), &block(4));
+    w.fail(0, 1);
+    w.command(io, write(2, 11, true), &block(2));
+    w.complete_all(0);
+    assert_eq!(ends(&mut w, io), [(1, 0), (2, 0)]);
+    assert_eq!(starts(&w), 0);
+}
+
+#[test]
 fn t17_a_drive_takes_only_the_order_that_it_keeps() {
     for order in [DriveOrder::None, DriveOrder::Epochs] {
         let (mut w, cntlid) = world(order);

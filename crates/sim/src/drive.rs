@@ -43,8 +43,8 @@ pub struct DriveSpec {
     pub latency_us: u32,
     /// Of 100 operations, the number that take up to a hundred times as long.
     pub slow: u8,
-    /// The drive is a modelled SSD instead, with times and losses of its own. Only ordered writes
-    /// fail there.
+    /// The drive is a modelled SSD instead, with times and losses of its own. Only writes fail
+    /// there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelKind>,
 }
@@ -390,6 +390,34 @@ impl Drive {
         Submitted::Pending
     }
 
+    /// Begins a write, which may be one that fails.
+    fn write_to_model(
+        &mut self,
+        op: u64,
+        lba: u64,
+        contents: Vec<Content>,
+        order: WriteOrder,
+    ) -> Submitted<Vec<u8>> {
+        let request = Request::Write(lba as u32, contents.clone());
+        let lba = match self.take_fault(&request) {
+            None => lba,
+            Some(_) => {
+                let failed = (lba as u32..).zip(contents.iter().copied()).collect();
+                self.reported.push(DriveEvent::WriteFailed(failed));
+                match &mut self.modelled {
+                    // It fails when it would have completed.
+                    Some(modelled) if self.rng.one_in(2) => {
+                        modelled.fail(&contents);
+                        lba
+                    }
+                    // The model refuses a write beyond the last block at once.
+                    _ => self.blocks.len() as u64,
+                }
+            }
+        };
+        self.submit_to_model(op, Command::Write { lba, pages: modelled::pages(contents), order })
+    }
+
     /// Resets the controller: all streams end, and begin with the epoch `first`.
     pub fn reset_streams(&mut self, now: u64, first: u16) {
         if let Some(modelled) = &mut self.modelled {
@@ -656,7 +684,10 @@ impl BlockDevice for Drive {
             return Submitted::Done(Err(refused));
         }
         let contents = self.names(lba, data.bytes());
-        self.submit(op, Request::Write(lba as u32, contents))
+        match self.modelled.is_some() {
+            true => self.write_to_model(op, lba, contents, WriteOrder::Orderless),
+            false => self.submit(op, Request::Write(lba as u32, contents)),
+        }
     }
 
     fn write_in_order(
@@ -678,24 +709,7 @@ impl BlockDevice for Drive {
             return Submitted::Done(Err(self.limits.error(Operation::Write, lba, blocks, cause)));
         }
         let contents = self.names(lba, data.bytes());
-        let request = Request::Write(lba as u32, contents.clone());
-        let lba = match self.take_fault(&request) {
-            None => lba,
-            Some(_) => {
-                let failed = (lba as u32..).zip(contents.iter().copied()).collect();
-                self.reported.push(DriveEvent::WriteFailed(failed));
-                match &mut self.modelled {
-                    // It fails when it would have completed.
-                    Some(modelled) if self.rng.one_in(2) => {
-                        modelled.fail(&contents);
-                        lba
-                    }
-                    // The model refuses a write beyond the last block at once.
-                    _ => self.blocks.len() as u64,
-                }
-            }
-        };
-        self.submit_to_model(op, Command::Write { lba, pages: modelled::pages(contents), order })
+        self.write_to_model(op, lba, contents, order)
     }
 
     fn flush_epochs(&mut self, op: u64, before: EpochId) -> Submitted<Vec<u8>> {

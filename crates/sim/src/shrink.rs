@@ -99,6 +99,11 @@ impl Shrinker<'_> {
 
     /// Simplifies the rest.
     fn details(&mut self) {
+        for at in (0..self.best.volume.orderless.len()).rev() {
+            let mut simpler = self.best.clone();
+            simpler.volume.orderless.remove(at);
+            self.take(simpler);
+        }
         for at in 0..self.best.steps.len() {
             if let Op::Append(bytes, records) = self.best.steps[at].op {
                 self.take_step(at, Op::Append(bytes, 1));

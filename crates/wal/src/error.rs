@@ -56,6 +56,12 @@ pub enum PlaceError {
     /// The volume's engine keeps no order.
     #[error("engine {0} keeps no order, so a crash may leave holes in a log: use rio or sync")]
     Engine(EngineKind),
+    /// [`WalOptions::stream`](crate::WalOptions::stream) is
+    /// [`orderless`](riopipe::StreamOptions::orderless).
+    #[error(
+        "the log's stream has no order, so a crash may leave holes: unset StreamOptions::orderless"
+    )]
+    Orderless,
     /// [`WalOptions::group_bytes`](crate::WalOptions::group_bytes) is less than one block.
     #[error("a log's groups have at least 4096 bytes")]
     GroupBytes,

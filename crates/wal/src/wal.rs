@@ -441,6 +441,9 @@ fn checked_ring(
     if !volume.engine().capabilities().keeps_order {
         return Err(PlaceError::Engine(volume.engine()));
     }
+    if options.stream.orderless {
+        return Err(PlaceError::Orderless);
+    }
     if options.group_bytes < BLOCK_BYTES {
         return Err(PlaceError::GroupBytes);
     }

@@ -3,16 +3,16 @@
 //!
 //! ```text
 //! insert:    w1 w2 w3 │    w4        │: a barrier; w4 waits until the epoch has left
-//! take:      w3 w1 w2│  w4           the last ordered request of the epoch is its barrier
+//! take:      w3 w1 w2│  w4           the last request of the epoch to leave is its barrier
 //! ```
 //!
-//! - A barrier loses its flag when it comes. From then on no ordered request is taken in.
-//! - The last ordered request of the epoch gets the flag when it leaves. Then the requests that
-//!   have waited are taken in, up to the next barrier.
-//! - A request without an order is taken in at any time, and leaves at any time.
+//! - A barrier loses its flag when it comes. From then on no request is taken in.
+//! - The last request of the epoch gets the flag when it leaves. Then the requests that have waited
+//!   are taken in, up to the next barrier.
 //!
-//! All streams share one sequence of epochs, as the drive has only one. A barrier of one stream
-//! also ends the epoch of the others, which orders more than they asked for.
+//! A drive has one sequence of epochs for all streams. A barrier of one stream also ends the epoch
+//! of the others there, which orders more than they asked for. Requests without an order do not come
+//! here: their streams have connections of their own, past every scheduler.
 
 use alloc::collections::VecDeque;
 
@@ -21,8 +21,6 @@ use crate::probe::{self, Plant};
 /// The order that the caller of the scheduler asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wish {
-    /// None.
-    Orderless,
     /// The request belongs to the open epoch.
     Ordered,
     /// The request is the last one of the open epoch.
@@ -34,8 +32,8 @@ pub enum Wish {
 pub struct Scheduled<R> {
     /// The request.
     pub request: R,
-    /// How the drive must treat it. It is a barrier if it is the last ordered request of its epoch
-    /// to leave, whatever the caller asked for.
+    /// How the drive must treat it. It is a barrier if it is the last request of its epoch to leave,
+    /// whatever the caller asked for.
     pub order: Wish,
 }
 
@@ -44,11 +42,9 @@ pub struct Scheduled<R> {
 pub struct EpochScheduler<R> {
     /// The requests that may leave, in the order in which they came.
     queue: VecDeque<Queued<R>>,
-    /// The number of ordered requests in `queue`.
-    ordered: usize,
     /// The barrier of the epoch in `queue` has come.
     is_ended: bool,
-    /// The ordered requests of later epochs.
+    /// The requests of later epochs.
     waiting: VecDeque<Queued<R>>,
 }
 
@@ -60,7 +56,7 @@ struct Queued<R> {
 
 impl<R> Default for EpochScheduler<R> {
     fn default() -> Self {
-        Self { queue: VecDeque::new(), ordered: 0, is_ended: false, waiting: VecDeque::new() }
+        Self { queue: VecDeque::new(), is_ended: false, waiting: VecDeque::new() }
     }
 }
 
@@ -68,7 +64,7 @@ impl<R> EpochScheduler<R> {
     /// Takes in a request.
     pub fn insert(&mut self, request: R, wish: Wish) {
         let is_open = !self.is_ended || probe::is_bug_planted(Plant::EpochNotBlocked);
-        if wish == Wish::Orderless || is_open {
+        if is_open {
             self.accept(Queued { request, wish });
         } else {
             self.waiting.push_back(Queued { request, wish });
@@ -77,7 +73,6 @@ impl<R> EpochScheduler<R> {
 
     /// Puts a request among those that may leave.
     fn accept(&mut self, queued: Queued<R>) {
-        self.ordered += usize::from(queued.wish != Wish::Orderless);
         self.is_ended |= queued.wish == Wish::Barrier;
         self.queue.push_back(queued);
     }
@@ -97,11 +92,7 @@ impl<R> EpochScheduler<R> {
     /// Lets the request at this place leave. `None` if there is none.
     pub fn take(&mut self, place: usize) -> Option<Scheduled<R>> {
         let Queued { request, wish } = self.queue.remove(place)?;
-        if wish == Wish::Orderless {
-            return Some(Scheduled { request, order: Wish::Orderless });
-        }
-        self.ordered -= 1;
-        let is_last = self.is_ended && self.ordered == 0;
+        let is_last = self.is_ended && self.queue.is_empty();
         let is_barrier = match probe::is_bug_planted(Plant::BarrierNotReassigned) {
             true => wish == Wish::Barrier,
             false => is_last,

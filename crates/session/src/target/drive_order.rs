@@ -112,6 +112,19 @@ impl EpochSequence {
         self.word.fetch_sub(1, Ordering::AcqRel);
     }
 
+    /// Ends the sequence, if there is one: a FLUSH has failed, and the drive may have lost writes of
+    /// it (trap T22).
+    pub(super) fn end(&self) {
+        let mut word = self.word.load(Ordering::Acquire);
+        while (word >> COUNT_BITS) % PHASES == RUNS {
+            let ended = word + (ENDED << COUNT_BITS);
+            match self.word.compare_exchange(word, ended, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => break,
+                Err(now) => word = now,
+            }
+        }
+    }
+
     /// Notes the result of the start. Returns the number of the new sequence, which has begun with
     /// one write in flight; `None` if the drive has not begun one.
     fn on_started(&self, has_begun: bool) -> Option<u64> {

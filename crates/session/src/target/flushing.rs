@@ -4,7 +4,7 @@
 
 use riopipe_order::block_device::{BlockDevice, Submitted};
 use riopipe_order::probe::{self, Plant, Rare};
-use riopipe_order::write_order::EpochId;
+use riopipe_order::write_order::{DriveOrder, EpochId};
 
 use super::commands::Stage;
 use super::context::{Context, update_shared};
@@ -45,9 +45,13 @@ impl<E: TargetEnv> Context<E> {
     ) -> bool {
         let command = &mut self.commands[index];
         let ns_index = usize::from(command.ns_index);
-        let state = &self.namespaces.at(ns_index).state;
+        let namespace = self.namespaces.at(ns_index);
+        let state = &namespace.state;
         if is_loss {
             state.flushes.count_failure();
+            if namespace.config.order == DriveOrder::Barrier {
+                state.sequence.end();
+            }
         }
         let Some(ticket) = command.flush_ticket.take() else { return false };
         let doubt = state

@@ -82,9 +82,11 @@ impl Client {
                 topology: &volume.topology,
                 nsids: &volume.nsids,
                 shared: &volume.shared,
-                engine: match core.scenario.volume.orderless.contains(&id) {
-                    true => EngineKind::None,
-                    false => volume.engine,
+                engine: match volume.engine {
+                    EngineKind::Barrier if core.scenario.volume.orderless.contains(&id) => {
+                        EngineKind::None
+                    }
+                    engine => engine,
                 },
                 is_reader: usize::from(id) + 1 == self.streams.len(),
             };

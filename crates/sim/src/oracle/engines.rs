@@ -96,6 +96,11 @@ impl Promised {
         if self.orderless.contains(&stream) { EngineKind::None } else { self.engine }
     }
 
+    /// Whether a stream belongs to the one sequence of epochs of its drives.
+    pub(super) fn is_in_sequence(&self, stream: u16) -> bool {
+        self.engine_of(stream) == EngineKind::Barrier
+    }
+
     /// Whether it is an engine with an ordering log.
     pub(super) fn is_logged(&self) -> bool {
         self.engine.capabilities().keeps_log
@@ -208,9 +213,15 @@ impl Oracle {
         failed.iter().any(|(_, content)| self.promised.commits.contains_key(content))
     }
 
-    /// Whether the drives keep one order for all streams, which a failed write ends.
-    pub(super) fn keeps_one_sequence(&self) -> bool {
+    /// Whether the write of these contents, which has failed, ends the order of all ordered streams
+    /// on the drive.
+    pub(super) fn ends_sequence(&self, failed: &[(u32, Content)]) -> bool {
+        let is_orderless = |content: Content| {
+            let mut writes = self.blocks.iter().flat_map(|block| &block.writes);
+            writes.any(|wr| wr.number == content && !self.promised.is_in_sequence(wr.stream))
+        };
         self.promised.engine == EngineKind::Barrier
+            && !failed.iter().all(|(_, content)| is_orderless(*content))
     }
 
     /// P4 of `linux`: a commit block is done only when all other writes of its group are durable.

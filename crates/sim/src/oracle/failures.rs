@@ -3,8 +3,8 @@
 //!
 //! - A write that fails affects its stream, until the stream is reopened or the volume recovered
 //!   (trap T22).
-//! - On a drive with a cache barrier, a write that fails ends the order of all streams there, as a
-//!   FLUSH that fails does.
+//! - On a drive with a cache barrier, an ordered write that fails ends the order of all ordered
+//!   streams there. One without an order affects its own stream only.
 //! - A FLUSH that fails affects the streams with data on the drive that is not durable yet. It also
 //!   affects the streams that write the drive before they learn of the failure (trap T22). Readers
 //!   miss the data that the drive has lost.
@@ -28,10 +28,21 @@ const LEARNED_NS: u64 = 500 * MS;
 pub(super) struct Failures {
     /// Machines whose log is lost, replaced or failing.
     logs: Vec<usize>,
-    /// Machines and drives with a failed FLUSH, and the time of the failure, ns.
-    flushes: Vec<(usize, usize, u64)>,
+    /// FLUSHes that have failed, and writes that have ended the sequence of epochs of their drive.
+    flushes: Vec<FailedFlush>,
     /// Machines with a replaced log or drive, and the time of the change, ns.
     changes: Vec<(usize, u64)>,
+}
+
+/// A failure that affects other streams.
+#[derive(Clone, Copy, Debug)]
+struct FailedFlush {
+    machine: usize,
+    drive: usize,
+    /// The time of the failure, ns.
+    at: u64,
+    /// It affects only the streams of the drive's sequence of epochs.
+    ends_sequence: bool,
 }
 
 impl Failures {
@@ -100,8 +111,10 @@ impl Oracle {
                         }
                     }
                 }
-                if self.may_be_commit(failed) || self.keeps_one_sequence() {
-                    self.flush_may_have_failed((machine, drive), now);
+                let ends_sequence = self.ends_sequence(failed);
+                if self.may_be_commit(failed) || ends_sequence {
+                    let at = now;
+                    self.flush_may_have_failed(FailedFlush { machine, drive, at, ends_sequence });
                 }
             }
             DriveEvent::FlushFailed(lost) => {
@@ -115,17 +128,22 @@ impl Oracle {
                         });
                     block.failures += u32::from(lost);
                 }
-                self.flush_may_have_failed((machine, drive), now);
+                let (at, ends_sequence) = (now, false);
+                self.flush_may_have_failed(FailedFlush { machine, drive, at, ends_sequence });
             }
         }
     }
 
-    /// Notes that a FLUSH of a drive has failed, or a write with FUA. An initiator can't know
-    /// whether the write or the FLUSH behind it has failed.
-    fn flush_may_have_failed(&mut self, (machine, drive): (usize, usize), now: u64) {
-        self.failures.flushes.push((machine, drive, now));
+    /// Notes that a FLUSH of a drive has failed, or a write with FUA, or one that ends the sequence
+    /// of epochs. An initiator can't know whether a write with FUA or the FLUSH behind it has failed.
+    fn flush_may_have_failed(&mut self, failed: FailedFlush) {
+        self.failures.flushes.push(failed);
+        let FailedFlush { machine, drive, ends_sequence, .. } = failed;
         let Self { blocks, eras, current, promised, .. } = self;
-        for history in &mut eras[*current] {
+        for (stream, history) in (0..).zip(&mut eras[*current]) {
+            if ends_sequence && !promised.is_in_sequence(stream) {
+                continue;
+            }
             // Redirected updates are written home later, and the drive is flushed for that.
             let durable = if promised.redirects() { history.start } else { history.durable };
             let undurable = &history.groups[history.upto(durable)..];
@@ -157,13 +175,17 @@ impl Oracle {
         blocks: &[(u32, u64)],
         now: u64,
     ) {
-        for (machine, drive, failed) in &self.failures.flushes {
+        for failed in &self.failures.flushes {
             let there = |block: u32| {
                 let at = self.blocks[block as usize].at;
-                at.machine == *machine && at.drive == *drive
+                at.machine == failed.machine && at.drive == failed.drive
             };
-            if now < failed + LEARNED_NS && blocks.iter().any(|(block, _)| there(*block)) {
-                self.eras[era][usize::from(stream)].affect(*machine);
+            let concerns = !failed.ends_sequence || self.promised.is_in_sequence(stream);
+            if concerns
+                && now < failed.at + LEARNED_NS
+                && blocks.iter().any(|(block, _)| there(*block))
+            {
+                self.eras[era][usize::from(stream)].affect(failed.machine);
             }
         }
     }

@@ -95,6 +95,16 @@ fn unusable_places_are_reported() {
 }
 
 #[test]
+fn a_log_is_not_put_on_a_stream_without_an_order() {
+    let site = Site::new(Drive::Barrier, EngineKind::Barrier);
+    let (volume, _) = site.open();
+    let mut orderless = options();
+    orderless.stream.orderless = true;
+    let error = Wal::create(&volume, PLACE, &orderless).map(drop).unwrap_err();
+    assert!(matches!(error, CreateError::Place(_)), "{error}");
+}
+
+#[test]
 fn wrong_calls_are_reported() {
     let site = Site::rio();
     let (volume, _) = site.open();

@@ -23,6 +23,8 @@ pub(crate) enum Drive {
     Protected,
     /// Flushed writes are durable.
     Volatile,
+    /// As `Volatile`, with a cache barrier.
+    Barrier,
 }
 
 pub(crate) struct Site {
@@ -46,6 +48,7 @@ impl Site {
         let drive = match drive {
             Drive::Protected => format!("ssd:optane,size=64M,file={path}"),
             Drive::Volatile => format!("file:{path},size=64M"),
+            Drive::Barrier => format!("ssd:flash,size=64M,order=barrier,file={path}"),
         };
         let mut config = Config::on_loopback(&[&drive]);
         // The system chooses the ports, so the address can't be part of the name.
