@@ -99,14 +99,7 @@ impl EpochSequence {
     /// Notes the result of a write that was let in. If it has failed, its sequence ends.
     fn leave(&self, joined: Option<u64>, has_failed: bool) {
         if has_failed && let Some(joined) = joined {
-            let mut word = self.word.load(Ordering::Acquire);
-            while word >> COUNT_BITS == joined {
-                let ended = word + (ENDED << COUNT_BITS);
-                match self.word.compare_exchange(word, ended, Ordering::AcqRel, Ordering::Acquire) {
-                    Ok(_) => break,
-                    Err(now) => word = now,
-                }
-            }
+            self.end_if(|number| number == joined);
         }
         // The failure is noted before the write counts no more.
         self.word.fetch_sub(1, Ordering::AcqRel);
@@ -115,8 +108,13 @@ impl EpochSequence {
     /// Ends the sequence, if there is one: a FLUSH has failed, and the drive may have lost writes of
     /// it (trap T22).
     pub(super) fn end(&self) {
+        self.end_if(|number| number % PHASES == RUNS);
+    }
+
+    /// Ends the sequence if its number is this one.
+    fn end_if(&self, is_it: impl Fn(u64) -> bool) {
         let mut word = self.word.load(Ordering::Acquire);
-        while (word >> COUNT_BITS) % PHASES == RUNS {
+        while is_it(word >> COUNT_BITS) {
             let ended = word + (ENDED << COUNT_BITS);
             match self.word.compare_exchange(word, ended, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => break,

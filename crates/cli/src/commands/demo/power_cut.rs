@@ -166,9 +166,8 @@ fn cut_on(
         undone_blocks: of_stream.map_or(0, |found| found.undone_blocks()),
         recovery_ms,
     };
-    let close = Failure::storage;
-    stream.close().map_err(|error| close(&error))?;
-    volume.close().map_err(|error| close(&error))?;
+    stream.close().map_err(|error| Failure::storage(&error))?;
+    volume.close().map_err(|error| Failure::storage(&error))?;
     Ok(view)
 }
 

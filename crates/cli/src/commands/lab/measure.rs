@@ -166,11 +166,10 @@ impl<'a> Bench<'a> {
         run: impl Fn(&Self, usize, SpinPolicy, Duration) -> Result<Sample, Failure>,
     ) -> Result<Rounds<Sample>, Failure> {
         let mut retakes = std::mem::replace(&mut self.retakes, Retakes::new(0, 0));
-        let time = WINDOW;
         let samples = Rounds::run(names, rounds(self.quick), |index, _| {
             let (sample, disturbance) = retakes.take(|| {
                 self.interrupt.check()?;
-                twice(SpinPolicy::HYBRID, |spin, share| run(self, index, spin, time / share))
+                twice(SpinPolicy::HYBRID, |spin, share| run(self, index, spin, WINDOW / share))
             })?;
             step();
             Ok(Sample { disturbance, ..sample })

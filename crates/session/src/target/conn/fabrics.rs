@@ -235,8 +235,8 @@ impl<E: TargetEnv> TargetConn<E> {
             (fctype::DISCONNECT, Some(_)) => {
                 context.send_completion(cid, Status::INVALID_QUEUE_TYPE.with_dnr(), 0, outbox);
             }
-            // Of an I/O queue this is the only Fabrics command. The targets of Linux and SPDK refuse all
-            // others as unknown, a second Connect, too.
+            // After Connect this is the only Fabrics command of an I/O queue. All others are refused as
+            // unknown, a second Connect, too.
             (fctype::DISCONNECT, None) => return disconnect(context, sqe, outbox),
             _ => context.send_completion(cid, Status::INVALID_OPCODE.with_dnr(), 0, outbox),
         }
