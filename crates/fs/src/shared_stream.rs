@@ -445,3 +445,64 @@ fn submit_on(stream: &mut Stream, group: &WriteGroup) -> Result<Seq, SubmitFailu
         kind => SubmitFailure::Group(kind.to_string()),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, mpsc};
+    use std::thread;
+    use std::time::Duration;
+
+    use riopipe::StreamOptions;
+    use riopipe_fs_core::block::BlockNo;
+    use riopipe_fs_core::storage::BlockWrite;
+
+    use super::*;
+    use crate::image::{Image, ImageOptions, Opened};
+    use crate::mkfs::{BYTES_MIN, MkfsOptions, make_in_file};
+
+    #[test]
+    fn a_wait_ends_although_another_thread_has_received_the_last_answer() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.img");
+        let options = MkfsOptions { size: Some(BYTES_MIN), ..MkfsOptions::default() };
+        make_in_file(&path, &options).unwrap();
+        let Opened { image, volume, .. } = Image::open(&path, &ImageOptions::default()).unwrap();
+        let stream = volume.stream(1, &StreamOptions::default()).unwrap();
+        let shared = Arc::new(SharedStream::new(stream));
+        let write = BlockWrite {
+            at: BlockNo(24_000),
+            data: Arc::new([1; BLOCK_BYTES]),
+            placement: Placement::Fresh,
+        };
+        let group = WriteGroup { writes: vec![write], flush: true, ..WriteGroup::default() };
+        let seq = shared.submit(&group).unwrap();
+
+        // This thread has the turn, and receives all answers. The other one waits for its turn.
+        let (state, taken) = shared.take(shared.lock());
+        let mut stream = taken.unwrap();
+        drop(state);
+        let (ended, has_ended) = mpsc::channel();
+        let waits = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || ended.send(shared.wait_durable(seq)))
+        };
+        while {
+            let state = shared.lock();
+            state.next_turn - state.turn < 2
+        } {
+            thread::yield_now();
+        }
+        let marks = stream.wait(Until::Durable(shared.seq(seq)), None).unwrap();
+        let released = stream.released();
+        let mut state = shared.lock();
+        shared.on_marks(&mut state, marks, released);
+        shared.put_back(&mut state, stream);
+        drop(state);
+
+        has_ended.recv_timeout(Duration::from_secs(120)).unwrap().unwrap();
+        waits.join().unwrap().unwrap();
+        shared.close().unwrap();
+        drop(volume);
+        image.close().unwrap();
+    }
+}

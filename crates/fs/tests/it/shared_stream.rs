@@ -52,27 +52,6 @@ fn threads_that_wait_on_one_stream_all_end() {
     mounted.close();
 }
 
-/// Nothing is in flight any more then, so no further answer would end the wait.
-#[test]
-fn a_wait_ends_although_another_thread_receives_the_answer() {
-    let (_dir, path) = new_image();
-    let mounted = Mounted::open(&path).unwrap();
-    let has_ended = AtomicBool::new(false);
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            while !has_ended.load(Ordering::Relaxed) {
-                mounted.storage.marks(StreamNo(1));
-            }
-        });
-        for n in 0..2000 {
-            let seq = mounted.write(1, FREE + n, n, true);
-            mounted.storage.wait_durable(StreamNo(1), seq).unwrap();
-        }
-        has_ended.store(true, Ordering::Relaxed);
-    });
-    mounted.close();
-}
-
 #[test]
 fn a_thread_that_waits_is_not_kept_from_its_group_by_threads_that_submit() {
     let (_dir, path) = new_image();
