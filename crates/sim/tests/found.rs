@@ -26,6 +26,10 @@
 //! - A FLUSH of a plain host, or the answer to its write, arrived when the volume had another owner
 //!   (76967645889918, P5).
 //! - A block that had failed kept a content that its drive had lost (96061337537901, P1).
+//! - The commit block of a group that a follower waits for was not known as one (152997610573975,
+//!   192420161265424, P6).
+//! - A block had passed to another stream when its first stream began anew (84108309505023,
+//!   251360287247912, P5).
 //!
 //! Two were faults of the log of records: 134 (P8) and 274556666692902569 (P2).
 

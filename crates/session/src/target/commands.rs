@@ -261,6 +261,11 @@ impl<B> Commands<B> {
             .map(|(index, command)| (index as u16, command))
     }
 
+    /// All commands in flight.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Command<B>> {
+        self.slots.iter().filter(|command| command.stage != Stage::Free)
+    }
+
     /// Whether the condition holds for any command in flight.
     pub(super) fn any(&self, condition: impl Fn(&Command<B>) -> bool) -> bool {
         self.slots.iter().any(|command| command.stage != Stage::Free && condition(command))

@@ -14,7 +14,7 @@ use riopipe_order::probe::{self, Plant};
 use riopipe_order::write_order::WriteOrder;
 
 use super::closed::Closed;
-use super::commands::Stage;
+use super::commands::{Command, Stage};
 use super::context::{Context, InsertedCommand, fenced_owner, is_in_capsule};
 use super::drive_order::{OrderedWrites, count_crossing, is_in_drive_order};
 use super::env::{TargetEnv, status_of};
@@ -31,11 +31,20 @@ pub(super) struct PlainIo {
     pub(super) ordered_writes: OrderedWrites,
     /// The streams of drives that the connection uses.
     pub(super) epochs: EpochUse,
-    /// By namespace index: how many FLUSHes of the drive had failed when this connection submitted
-    /// the oldest of its plain writes that none of its FLUSHes has covered yet. `None` if there is
-    /// no such write. If more FLUSHes have failed when a FLUSH succeeds, writes may be lost (trap
-    /// T22).
-    failures_at_first_write: alloc::vec::Vec<Option<u64>>,
+    /// By namespace index: the plain writes of the connection that none of its FLUSHes has covered.
+    uncovered: alloc::vec::Vec<UncoveredWrites>,
+}
+
+/// The plain writes of one connection to one drive that none of its FLUSHes has covered yet. If more
+/// FLUSHes of the drive have failed when a FLUSH succeeds than before the oldest of these writes,
+/// writes may be lost (trap T22).
+#[derive(Clone, Copy, Debug, Default)]
+struct UncoveredWrites {
+    /// How many FLUSHes of the drive had failed when the oldest of these writes was submitted.
+    /// `None` if there is none.
+    failures_at_first: Option<u64>,
+    /// How many of these failures the connection's FLUSHes have reported to the host.
+    reported_failures: u64,
 }
 
 /// A Write that has passed all checks.
@@ -263,10 +272,10 @@ impl PlainIo {
             return;
         }
         let failures = namespace.state.flush_failures();
-        if self.failures_at_first_write.len() <= ns_index {
-            self.failures_at_first_write.resize(ns_index + 1, None);
+        if self.uncovered.len() <= ns_index {
+            self.uncovered.resize_with(ns_index + 1, UncoveredWrites::default);
         }
-        self.failures_at_first_write[ns_index].get_or_insert(failures);
+        self.uncovered[ns_index].failures_at_first.get_or_insert(failures);
     }
 
     /// How many FLUSHes of the drive had failed when the oldest write was submitted that a new
@@ -274,7 +283,8 @@ impl PlainIo {
     /// `None` if the drive has no volatile cache.
     ///
     /// A FLUSH covers only completed writes. So if writes are in flight, the same oldest write
-    /// counts for the next FLUSH, too.
+    /// counts for the next FLUSH, too. While a FLUSH is in flight, the next one covers the same
+    /// writes: the host may receive the success of the one before the failure of the other.
     fn failures_before_covered_writes<E: TargetEnv>(
         &mut self,
         context: &Context<E>,
@@ -284,27 +294,30 @@ impl PlainIo {
         if !namespace.config.volatile {
             return None;
         }
-        let Some(Some(failures)) = self.failures_at_first_write.get(ns_index).copied() else {
-            return Some(namespace.state.flush_failures());
+        let failures = namespace.state.flush_failures();
+        let Some(uncovered) = self.uncovered.get_mut(ns_index) else { return Some(failures) };
+        let mut has_writes_in_flight = false;
+        let mut oldest = uncovered.failures_at_first.unwrap_or(failures);
+        let is_plain = |command: &&Command<E::Buf>| {
+            usize::from(command.ns_index) == ns_index && !command.is_ordered
         };
-        let has_writes_in_flight = context.commands.any(|command| {
+        for command in context.commands.iter().filter(is_plain) {
             let is_write = !matches!(command.sqe.opcode(), opcode::READ | opcode::FLUSH);
-            usize::from(command.ns_index) == ns_index
-                && command.is_on_device()
-                && !command.is_ordered
-                && is_write
-        });
-        if !has_writes_in_flight {
-            self.failures_at_first_write[ns_index] = None;
+            has_writes_in_flight |= is_write && command.is_on_device();
+            oldest = oldest.min(command.failure_count_before.unwrap_or(failures));
         }
-        Some(failures)
+        if !has_writes_in_flight {
+            uncovered.failures_at_first = None;
+        }
+        Some(oldest.max(uncovered.reported_failures))
     }
 
     /// Whether writes that the successful FLUSH of this command covers may be lost, because a FLUSH
     /// of some connection has failed since the oldest of these writes was submitted.
     ///
-    /// Returns true once for each failure, in the same way in which Linux reports a failure once to
-    /// `fsync`. The host then writes and flushes again (trap T22).
+    /// Each FLUSH that was in flight with the first one that reports a failure reports it, too. Later
+    /// ones do not, in the same way in which Linux reports a failure once to `fsync`: the host then
+    /// writes and flushes again (trap T22).
     fn may_have_lost_writes<E: TargetEnv>(&mut self, context: &Context<E>, index: u16) -> bool {
         let command = &context.commands[index];
         let Some(failures_before) = command.failure_count_before else {
@@ -314,11 +327,10 @@ impl PlainIo {
         let failures = context.namespaces.at(ns_index).state.flush_failures();
         let may_be_lost =
             failures != failures_before && !probe::is_bug_planted(Plant::T22PlainFlush);
-        if may_be_lost
-            && let Some(failures_at_first_write) = self.failures_at_first_write.get_mut(ns_index)
-        {
+        if may_be_lost && let Some(uncovered) = self.uncovered.get_mut(ns_index) {
             // Later writes are counted anew.
-            *failures_at_first_write = Some(failures);
+            *uncovered =
+                UncoveredWrites { failures_at_first: Some(failures), reported_failures: failures };
         }
         may_be_lost
     }
@@ -406,10 +418,10 @@ impl PlainIo {
         outbox: &mut Outbox<E::Buf>,
     ) {
         context.commands[index].stage = Stage::DeviceFlush;
-        // This FLUSH covers the command's own write, too. `failures_at_first_write` stays, because
-        // the host may still flush its other writes.
+        // This FLUSH covers the command's own write, too. The write stays uncovered here, because the
+        // host may still flush its other writes.
         context.commands[index].failure_count_before =
-            self.failures_at_first_write.get(ns_index).copied().flatten();
+            self.uncovered.get(ns_index).and_then(|uncovered| uncovered.failures_at_first);
         if let Submitted::Done(result) = context.submit_flush_of(index, None, env) {
             self.on_device_result(context, index, result, env, outbox);
         }

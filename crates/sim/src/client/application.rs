@@ -304,6 +304,8 @@ impl Stream {
         if parts.is_empty() && !durable {
             return Done::Ended;
         }
+        // Where a follower waits for its group, the group is durable. Engine `linux` has no other way.
+        let has_commit = durable || follower.is_some();
         let mut writes = Vec::with_capacity(parts.len());
         let mut submitted = Vec::new();
         for (at, (first, blocks, place)) in parts.iter().enumerate() {
@@ -313,7 +315,7 @@ impl Stream {
                 block,
                 number: *number,
                 place: *place,
-                commits: durable && at + 1 == parts.len() && *place != Place::Discard,
+                commits: has_commit && at + 1 == parts.len() && *place != Place::Discard,
             }));
             let op = match place {
                 Place::Fresh => EngineOp::Write(EnginePlace::Fresh, self.payload(&numbers)),

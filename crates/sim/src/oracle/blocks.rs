@@ -54,12 +54,17 @@ impl Wr {
         self.number < other.number && (!same || self.seq <= other.follows)
     }
 
+    /// The contents that the block may hold because of the write.
+    fn contents(&self) -> &[Content] {
+        match self.place {
+            Place::Discard => &[ZERO, GARBAGE],
+            Place::Fresh | Place::InPlace | Place::Extend => core::slice::from_ref(&self.number),
+        }
+    }
+
     /// Whether the block may hold this content because of the write.
     pub(super) fn is(&self, content: Content) -> bool {
-        match self.place {
-            Place::Discard => content == ZERO || content == GARBAGE,
-            Place::Fresh | Place::InPlace | Place::Extend => content == self.number,
-        }
+        self.contents().contains(&content)
     }
 
     /// Whether the old content of its block may be lost (trap T11).
@@ -118,6 +123,24 @@ impl Block {
         self.past_plain_contents.append(&mut self.plain_contents);
         self.past.append(&mut self.writes);
         self.settled_failures = self.failures;
+    }
+
+    /// Drops the writes of a stream beyond its prefix: the stream begins anew, and their outcome is
+    /// settled.
+    ///
+    /// With engine `opimq` the block may have passed to another stream before this one knew that its
+    /// group was durable ([`Oracle::covered`](super::Oracle::covered)). Then the writes of the other
+    /// stream are in flight, and count.
+    pub(super) fn drop_beyond(&mut self, stream: u16, last: Seq, drives: &Drives<'_>) {
+        let is_beyond = |wr: &Wr| wr.stream == stream && wr.seq > last;
+        let Some(at) = self.writes.iter().rposition(is_beyond) else { return };
+        if at + 1 == self.writes.len() {
+            return self.adopt(drives);
+        }
+        let last = self.writes[at];
+        let kept = self.writes[..=at].iter().filter(|wr| !wr.precedes(&last));
+        self.base = kept.flat_map(|wr| wr.contents()).copied().collect();
+        self.past.extend(self.writes.drain(..=at));
     }
 
     /// Sets the durable content, whatever was there before.

@@ -432,7 +432,7 @@ impl Oracle {
         let lost = |(of, id, _): &GroupId| *of == era && usize::from(*id) == stream;
         self.promised.commits.retain(|_, group| !lost(group));
         for block in self.blocks.iter_mut().filter(|b| b.has_beyond(stream as u16, last)) {
-            block.adopt(drives);
+            block.drop_beyond(stream as u16, last, drives);
             block.reopened = self.recoveries;
         }
         self.eras[era][stream] = begun;
