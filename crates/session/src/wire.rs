@@ -66,6 +66,11 @@ pub(crate) fn array_at(bytes: &[u8], offset: usize) -> [u8; 16] {
     array
 }
 
+/// The largest transfer of a write with a place in an order, of a stream or of a drive, bytes. It
+/// is smaller than the largest transfer of a target (MDTS), because such a write is never carried
+/// out in pieces.
+pub const ORDERED_BYTES_MAX: u32 = 1 << 20;
+
 /// The little-endian number at `offset`.
 pub(crate) fn u16_at(bytes: &[u8], offset: usize) -> u16 {
     u16::from_le_bytes([bytes[offset], bytes[offset + 1]])

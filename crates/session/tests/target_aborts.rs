@@ -5,7 +5,7 @@ mod world;
 use riopipe_order::write_order::DriveOrder;
 use riopipe_session::target::Volumes;
 use riopipe_session::target::limits::{
-    ABORTED_TRANSFERS_MAX, ABORTS_MAX, TRANSFER_BUDGET, TRANSFER_BYTES_MAX,
+    ABORTED_TRANSFERS_MAX, ABORTS_MAX, CONNECTION_BYTES, TRANSFER_BUDGET,
 };
 use riopipe_session::wire;
 use riopipe_testkit::peer::{self, Digests, HOSTID, HOSTNQN, Received, Sqe};
@@ -14,10 +14,10 @@ use world::{Parts, SUBNQN, World, attribute, block, crc, identity, ordered, patt
 
 const ABORT_REQUESTED: u16 = 0x07;
 const ABORT_LIMIT: u16 = 0x103;
-/// Blocks of the largest transfer.
-const BLOCKS_MAX: u32 = TRANSFER_BYTES_MAX / 4096;
-/// How many of the largest transfers a connection may hold at once.
-const TRANSFERS: u16 = (TRANSFER_BUDGET / TRANSFER_BYTES_MAX as usize) as u16;
+/// Blocks of the largest transfer that is not in pieces.
+const BLOCKS_MAX: u32 = (CONNECTION_BYTES / 4096) as u32;
+/// How many such transfers a connection may hold at once.
+const TRANSFERS: u16 = (TRANSFER_BUDGET / CONNECTION_BYTES) as u16;
 
 /// A host with one I/O queue.
 struct Host {

@@ -8,7 +8,6 @@ use riopipe_order::log_region::{HEADER_BYTES, LogKind, LogRegion};
 use riopipe_session::target::Volumes;
 use riopipe_session::target::limits::{
     CONNECT_NS, CONNECTION_BYTES, FENCES_MAX, LEASE_MS_MAX, STALL_NS, STREAM_SLOTS_MAX,
-    TRANSFER_BYTES_MAX,
 };
 use riopipe_session::wire::{self, Claim};
 use riopipe_testkit::peer;
@@ -332,7 +331,7 @@ fn asked_for(w: &mut World, at: usize) -> Vec<(u16, u16)> {
 /// The data of the largest write that there is.
 fn send_data(w: &mut World, at: usize, cid: u16, tag: u16) {
     const PIECE: usize = 128 * 1024;
-    let data = vec![7; TRANSFER_BYTES_MAX as usize];
+    let data = vec![7; CONNECTION_BYTES];
     let last = data.len() / PIECE - 1;
     for (i, piece) in data.chunks(PIECE).enumerate() {
         let offset = (i * PIECE) as u32;
@@ -346,7 +345,7 @@ fn send_data(w: &mut World, at: usize, cid: u16, tag: u16) {
 /// budget.
 #[test]
 fn t28_connections_share_one_budget_and_none_is_starved() {
-    const BLOCKS: u32 = TRANSFER_BYTES_MAX / 4096;
+    const BLOCKS: u32 = (CONNECTION_BYTES / 4096) as u32;
     let mut w = World::new(&[false]);
     w.host.shared.set_memory(4 << 20);
     let (_, cntlid) = w.admin();

@@ -6,8 +6,7 @@ mod world;
 use peer::{Digests, HOSTID, HOSTNQN, Sqe};
 use riopipe_session::target::Closed;
 use riopipe_session::target::limits::{
-    DATA_STALL_NS, IN_CAPSULE_BYTES, STALL_NS, TRANSFER_BUDGET, TRANSFER_BYTES_MAX,
-    UNSENT_BYTES_MAX,
+    CONNECTION_BYTES, DATA_STALL_NS, IN_CAPSULE_BYTES, STALL_NS, TRANSFER_BUDGET, UNSENT_BYTES_MAX,
 };
 use riopipe_testkit::{Random, peer};
 use world::{Owner, SUBNQN, World, attribute, block, ordered, pattern};
@@ -242,7 +241,7 @@ fn t18_what_a_connection_holds_is_bounded() {
     }
     let asked =
         std::iter::from_fn(|| w.next(io)).inspect(|p| assert_eq!(p.kind, 0x09)).collect::<Vec<_>>();
-    assert_eq!(asked.len(), TRANSFER_BUDGET / TRANSFER_BYTES_MAX as usize);
+    assert_eq!(asked.len(), TRANSFER_BUDGET / CONNECTION_BYTES);
     // Each finished write makes space for another; in the end all are served.
     let mut queue: std::collections::VecDeque<_> = asked.into();
     let mut done = 0;
@@ -270,7 +269,7 @@ fn t18_what_a_connection_holds_is_bounded() {
 fn t18_answers_that_are_not_taken_count_with_data_that_is_to_come() {
     let mut w = World::new(&[false]);
     let io = io_queue(&mut w);
-    let half = (TRANSFER_BUDGET / TRANSFER_BYTES_MAX as usize / 2) as u16;
+    let half = (TRANSFER_BUDGET / CONNECTION_BYTES / 2) as u16;
     for cid in 0..half {
         w.command(io, peer::write_r2t(cid, 1, 0, 256), &[]);
     }
@@ -290,9 +289,9 @@ fn t18_a_host_that_does_not_take_its_answers_is_not_served_further() {
         w.command(io, peer::read(cid, 1, 0, 256), &[]);
     }
     let waiting = w.links[io].out.len_bytes();
-    assert!(waiting <= UNSENT_BYTES_MAX + TRANSFER_BYTES_MAX as usize, "{waiting} bytes");
+    assert!(waiting <= UNSENT_BYTES_MAX + CONNECTION_BYTES, "{waiting} bytes");
     let reads = w.host.drives[0].history.len();
-    assert!(reads <= TRANSFER_BUDGET / TRANSFER_BYTES_MAX as usize + 1, "{reads} reads begun");
+    assert!(reads <= TRANSFER_BUDGET / CONNECTION_BYTES + 1, "{reads} reads begun");
     // Small answers alone are bounded as well: input stops.
     let mut w2 = World::new(&[false]);
     let at = w2.initialize(Digests::default(), 0);

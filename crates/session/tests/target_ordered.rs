@@ -5,8 +5,8 @@ mod world;
 use peer::Digests;
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq};
 use riopipe_order::ordering_log::Scan;
-use riopipe_session::target::limits::{TRANSFER_BUDGET, TRANSFER_BYTES_MAX};
-use riopipe_session::wire;
+use riopipe_session::target::limits::TRANSFER_BUDGET;
+use riopipe_session::wire::{self, ORDERED_BYTES_MAX};
 use riopipe_testkit::peer;
 use world::{
     LOG_LEN, Owner, VOLUME, What, World, attribute, block, flush_entry, ordered, pattern,
@@ -372,7 +372,7 @@ fn t18_senseless_ordered_requests_stop_their_stream_only() {
     let mut other = attribute(1, 1);
     other.index = 3;
     let discard = Attribute { kind: Kind::Discard, ..attribute(1, 1) };
-    let blocks = TRANSFER_BYTES_MAX / 4096 + 1;
+    let blocks = ORDERED_BYTES_MAX / 4096 + 1;
     let huge = ordered(1, &Attribute { blocks, ..attribute(1, 1) }, 0).transport(blocks * 4096);
     type Case = (&'static str, peer::Sqe, Vec<u8>, u16);
     let cases: Vec<Case> = vec![
@@ -670,15 +670,15 @@ fn no_memory_for_data_on_request_fails_the_write_and_its_stream() {
     let mut w = World::new(&[false]);
     let Owner { io, .. } = w.owner();
     w.host.no_memory = true;
-    let large = Attribute { blocks: TRANSFER_BYTES_MAX / 4096, ..attribute(1, 0) };
-    let sqe = ordered(1, &large, 0).transport(TRANSFER_BYTES_MAX);
+    let large = Attribute { blocks: ORDERED_BYTES_MAX / 4096, ..attribute(1, 0) };
+    let sqe = ordered(1, &large, 0).transport(ORDERED_BYTES_MAX);
     assert_eq!(w.call(io, sqe, &[]).status, 0x06);
     assert_eq!(w.call(io, ordered(2, &attribute(2, 500), 0), &block(2)).status, 0x707);
     // Later, when the budget would allow it.
     let mut w = World::new(&[false]);
     let Owner { io, .. } = w.owner();
     let asked = take_the_budget(&mut w, io);
-    let sqe = ordered(1, &large, 0).transport(TRANSFER_BYTES_MAX);
+    let sqe = ordered(1, &large, 0).transport(ORDERED_BYTES_MAX);
     w.command(io, sqe, &[]);
     assert_eq!(w.next(io), None);
     w.host.no_memory = true;
@@ -691,8 +691,8 @@ fn no_memory_for_data_on_request_fails_the_write_and_its_stream() {
 
 /// Plain writes of as much as a connection may hold; the R2Ts for them.
 fn take_the_budget(w: &mut World, io: usize) -> Vec<peer::Received> {
-    let blocks = TRANSFER_BYTES_MAX / 4096;
-    let writes = (TRANSFER_BUDGET / TRANSFER_BYTES_MAX as usize) as u16;
+    let blocks = ORDERED_BYTES_MAX / 4096;
+    let writes = (TRANSFER_BUDGET / ORDERED_BYTES_MAX as usize) as u16;
     for cid in 100..100 + writes {
         w.command(io, peer::write_r2t(cid, 1, 1000, blocks), &[]);
     }
@@ -703,10 +703,10 @@ fn take_the_budget(w: &mut World, io: usize) -> Vec<peer::Received> {
 
 /// Sends the data that one of them asks for.
 fn serve(w: &mut World, io: usize, r2t: &peer::Received) {
-    assert_eq!((r2t.kind, r2t.u32(16)), (0x09, TRANSFER_BYTES_MAX));
+    assert_eq!((r2t.kind, r2t.u32(16)), (0x09, ORDERED_BYTES_MAX));
     let piece = 128 * 1024;
-    for at in (0..TRANSFER_BYTES_MAX).step_by(piece) {
-        let last = at + piece as u32 == TRANSFER_BYTES_MAX;
+    for at in (0..ORDERED_BYTES_MAX).step_by(piece) {
+        let last = at + piece as u32 == ORDERED_BYTES_MAX;
         let digests = Digests::default();
         let bytes = peer::h2c_data(digests, r2t.u16(8), r2t.u16(10), at, &vec![1; piece], last);
         w.send(io, &bytes);
@@ -740,7 +740,7 @@ fn a_refused_write_that_waits_for_memory_holds_up_no_other() {
     w.command(io, ordered(1, &attribute(1, 0), 0), &block(1));
     let large = Attribute { blocks: 20, ..attribute(2, 0) };
     w.command(io, ordered(2, &large, 0).transport(20 * 4096), &[]);
-    w.command(io, peer::write_r2t(3, 1, 2000, TRANSFER_BYTES_MAX / 4096), &[]);
+    w.command(io, peer::write_r2t(3, 1, 2000, ORDERED_BYTES_MAX / 4096), &[]);
     w.fail(0, 0);
     let mut got = statuses(&mut w, io);
     got.sort_unstable();
@@ -760,7 +760,7 @@ fn a_plain_read_beside_a_stream_is_carried_out_when_its_memory_is_free() {
     let mut w = World::new(&[false]);
     let Owner { io, .. } = w.owner();
     let asked = take_the_budget(&mut w, io);
-    w.command(io, peer::read(3, 1, 2000, TRANSFER_BYTES_MAX / 4096), &[]);
+    w.command(io, peer::read(3, 1, 2000, ORDERED_BYTES_MAX / 4096), &[]);
     assert_eq!(w.next(io), None, "it waits");
     serve(&mut w, io, &asked[0]);
     let mut kinds: Vec<u8> = std::iter::from_fn(|| w.next(io)).map(|pdu| pdu.kind).collect();

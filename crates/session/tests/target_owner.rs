@@ -6,9 +6,9 @@ use peer::{Digests, HOSTID, HOSTNQN};
 use riopipe_nvme::command::Sqe;
 use riopipe_order::attribute::{Seq, VolumeId};
 use riopipe_order::log_region::{HEADER_BYTES, LogRegion, MEMBERS_MAX};
-use riopipe_session::target::limits::{H2C_DATA_BYTES_MAX, TRANSFER_BUDGET, TRANSFER_BYTES_MAX};
+use riopipe_session::target::limits::{H2C_DATA_BYTES_MAX, TRANSFER_BUDGET};
 use riopipe_session::target::{Closed, Volumes};
-use riopipe_session::wire;
+use riopipe_session::wire::{self, ORDERED_BYTES_MAX};
 use riopipe_testkit::peer;
 use world::recovery::{RIVAL, RIVAL_ID};
 use world::{
@@ -576,11 +576,11 @@ fn t8_late_data_of_a_fenced_stream_is_answered_though_another_is_bound() {
     // Data is requested as far as the budget allows, and two commands wait for their turn. Of each
     // pair on the same blocks the first may go to the drive, the second waits at the gate.
     let (blocks, fitting) =
-        (TRANSFER_BYTES_MAX / 4096, TRANSFER_BUDGET / TRANSFER_BYTES_MAX as usize);
+        (ORDERED_BYTES_MAX / 4096, TRANSFER_BUDGET / ORDERED_BYTES_MAX as usize);
     for n in 1..=fitting as u64 + 2 {
         let lba = n / 2 * u64::from(blocks);
         let large = riopipe_order::attribute::Attribute { blocks, ..attribute(n, lba) };
-        w.command(io, ordered(n as u16, &large, 0).transport(TRANSFER_BYTES_MAX), &[]);
+        w.command(io, ordered(n as u16, &large, 0).transport(ORDERED_BYTES_MAX), &[]);
     }
     let tags: Vec<u16> = std::iter::from_fn(|| w.next(io)).map(|pdu| pdu.u16(10)).collect();
     assert_eq!(tags.len(), fitting);
@@ -593,7 +593,7 @@ fn t8_late_data_of_a_fenced_stream_is_answered_though_another_is_bound() {
     for (cid, ttag) in (1..).zip(tags) {
         for (i, piece) in data.chunks(H2C_DATA_BYTES_MAX as usize).enumerate() {
             let offset = i as u32 * H2C_DATA_BYTES_MAX;
-            let last = offset + H2C_DATA_BYTES_MAX == TRANSFER_BYTES_MAX;
+            let last = offset + H2C_DATA_BYTES_MAX == ORDERED_BYTES_MAX;
             w.send(io, &peer::h2c_data(Digests::default(), cid, ttag, offset, piece, last));
         }
     }

@@ -6,7 +6,7 @@ use peer::{Digests, HOSTID, HOSTNQN, Sqe};
 use riopipe_order::attribute::StreamId;
 use riopipe_order::block_device::{Cause, Gone};
 use riopipe_order::entry::Position;
-use riopipe_session::target::limits::{QUEUE_ENTRIES_MAX, TRANSFER_BYTES_MAX};
+use riopipe_session::target::limits::{CONNECTION_BYTES, QUEUE_ENTRIES_MAX};
 use riopipe_session::target::{Closed, DiscoveryPort};
 use riopipe_session::wire;
 use riopipe_testkit::peer;
@@ -236,7 +236,7 @@ fn identify_describes_controller_and_namespaces() {
     let (id, _) = w.fetch(at, peer::identify(1, 0x01, 0));
     assert_eq!(&id[4..11], b"RIO0001");
     assert_eq!(&id[24..34], b"Rio target");
-    assert_eq!(id[77], 8, "MDTS: 1 MiB");
+    assert_eq!(id[77], 10, "MDTS: 4 MiB");
     assert_eq!(u16::from_le_bytes([id[78], id[79]]), cntlid);
     assert_eq!(id[111], 1, "an I/O controller");
     assert_eq!((id[512], id[513]), (0x66, 0x44));
@@ -311,8 +311,8 @@ fn log_pages_come_in_pieces() {
     assert_eq!(w.call(at, peer::get_log(1, 0x02, 1024, 64), &[]).status, 0x02, "beyond the end");
     let huge = peer::get_log(1, 0x02, 0, 64).dword(11, 0xffff);
     assert_eq!(w.call(at, huge, &[]).status, 0x02);
-    let (smart, done) = w.fetch(at, peer::get_log(1, 0x02, 0, TRANSFER_BYTES_MAX));
-    assert_eq!((smart.len(), done.status), (TRANSFER_BYTES_MAX as usize, 0), "as MDTS allows");
+    let (smart, done) = w.fetch(at, peer::get_log(1, 0x02, 0, CONNECTION_BYTES as u32));
+    assert_eq!((smart.len(), done.status), (CONNECTION_BYTES, 0), "the longest part of a log page");
 }
 
 #[test]
@@ -674,8 +674,8 @@ fn what_is_wrong_with_a_command_is_reported() {
         ("across the end", peer::read(1, 1, last, 2), &[], 0x80),
         ("far beyond", peer::write(1, 1, u64::MAX, 1), &one, 0x80),
         ("zeroes beyond", peer::write_zeroes(1, 1, last, 2, true), &[], 0x80),
-        ("more than MDTS", peer::write_r2t(1, 1, 0, 257), &[], 0x02),
-        ("more than MDTS, read", peer::read(1, 1, 0, 257), &[], 0x02),
+        ("more than MDTS", peer::write_r2t(1, 1, 0, 1025), &[], 0x02),
+        ("more than MDTS, read", peer::read(1, 1, 0, 1025), &[], 0x02),
         ("too little data", peer::write(1, 1, 0, 2).inline(4096), &one, 0x0f),
         ("too little announced", peer::write(1, 1, 0, 1).inline(512), &one, 0x0f),
         ("data beside the point", peer::write_r2t(1, 1, 0, 1), &one, 0x0f),
@@ -698,7 +698,7 @@ fn what_is_wrong_with_a_command_is_reported() {
     assert!(w.host.drives[0].history.is_empty(), "nothing reached the drive");
     w.call(io, peer::write(1, 1, last, 1), &one);
     assert_eq!(w.host.drives[0].block(last), one, "the last block is there");
-    assert_eq!(w.fetch(io, peer::read(1, 1, 0, 256)).0.len(), 1 << 20, "as much as MDTS allows");
+    assert_eq!(w.fetch(io, peer::read(1, 1, 0, 256)).0.len(), 1 << 20, "as much as fits one piece");
 }
 
 #[test]

@@ -20,7 +20,7 @@ use super::closed::Closed;
 use super::commands::{Command, DataState, Stage};
 use super::context::{Context, fenced_owner, is_in_capsule};
 use super::env::TargetEnv;
-use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
+use super::limits::BLOCK_SIZE;
 use super::ordered::OrderedQueue;
 use crate::outbox::Outbox;
 use crate::wire;
@@ -143,7 +143,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         let has_all_data = match attribute.kind {
             Kind::Write => {
                 let data_len = attribute.blocks * BLOCK_SIZE;
-                if data_len > TRANSFER_BYTES_MAX {
+                if data_len > wire::ORDERED_BYTES_MAX {
                     return Err(Status::INVALID_FIELD.with_dnr());
                 }
                 is_in_capsule(sqe, data_len, data)?

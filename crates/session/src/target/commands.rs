@@ -13,7 +13,7 @@ use riopipe_order::entry::Position;
 use riopipe_order::gate::{self, Node};
 
 use super::flushes::{Doubt, Ticket};
-use super::limits::ABORTED_TRANSFERS_MAX;
+use super::limits::{ABORTED_TRANSFERS_MAX, BLOCK_SIZE};
 
 /// How far a command has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,8 +56,11 @@ pub(super) struct Command<B> {
     pub(super) charged_bytes: usize,
     /// How many bytes of data have been received by R2T.
     pub(super) received_bytes: u32,
-    /// How many bytes of data the command transfers: by R2T, or as the data of a read.
+    /// How many bytes of data the command transfers: by R2T, or as the data of a read. Of a command
+    /// in pieces, the bytes of the current piece.
     pub(super) data_len: u32,
+    /// How many bytes of the command's data are before the current piece.
+    pub(super) piece_offset: u32,
     /// The status of the completion, if it is decided before the command ends.
     pub(super) early_status: Option<Status>,
     /// The command is an ordered request that the gate refused before its data arrived. The
@@ -70,8 +73,8 @@ pub(super) struct Command<B> {
     /// The command has an ordering attribute.
     pub(super) is_ordered: bool,
     /// For a plain FLUSH: the drive's count of failed FLUSHes when the oldest write that the FLUSH
-    /// covers was submitted. If the count is higher when the FLUSH succeeds, writes may be lost
-    /// (trap T22).
+    /// covers was submitted. For a plain write with FUA: the count when the write was submitted. If
+    /// the count is higher when the FLUSH succeeds, writes may be lost (trap T22).
     pub(super) failure_count_before: Option<u64>,
     /// The ticket of the command's FLUSH while that FLUSH is at the drive.
     pub(super) flush_ticket: Option<Ticket>,
@@ -199,6 +202,7 @@ impl<B> Commands<B> {
         command.stage = Stage::Free;
         command.received_bytes = 0;
         command.data_len = 0;
+        command.piece_offset = 0;
         command.early_status = None;
         command.is_refused = false;
         command.awaited_by_fence = false;
@@ -219,10 +223,12 @@ impl<B> Commands<B> {
         let command = &mut self.slots[usize::from(index)];
         debug_assert_eq!(command.stage, Stage::Receiving);
         let (received_bytes, data_len) = (command.received_bytes, command.data_len);
+        let piece_offset = command.piece_offset;
         let freed_bytes = self.remove(index);
         let command = &mut self.slots[usize::from(index)];
         command.stage = Stage::Aborted;
         (command.received_bytes, command.data_len) = (received_bytes, data_len);
+        command.piece_offset = piece_offset;
         // `remove` has put the slot on the list.
         if let Some(last) = self.free_indices.last_mut() {
             *last = spare;
@@ -235,7 +241,7 @@ impl<B> Commands<B> {
         let command = &mut self.slots[usize::from(index)];
         debug_assert_eq!(command.stage, Stage::Aborted);
         command.stage = Stage::Free;
-        (command.received_bytes, command.data_len) = (0, 0);
+        (command.received_bytes, command.data_len, command.piece_offset) = (0, 0, 0);
         self.spare_indices.push(index);
     }
 
@@ -328,6 +334,7 @@ impl<B> Command<B> {
             charged_bytes: 0,
             received_bytes: 0,
             data_len: 0,
+            piece_offset: 0,
             early_status: None,
             is_refused: false,
             awaited_by_fence: false,
@@ -339,6 +346,11 @@ impl<B> Command<B> {
             capsule_range: 0..0,
             entry: Entry::BLANK,
         }
+    }
+
+    /// The first block of the current piece of a read or write.
+    pub(super) fn piece_lba(&self) -> u64 {
+        self.sqe.slba() + u64::from(self.piece_offset / BLOCK_SIZE)
     }
 
     /// Whether a device operation is in flight.

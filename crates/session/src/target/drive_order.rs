@@ -244,7 +244,10 @@ impl PlainIo {
         let namespace = context.namespaces.at(checked.ns_index);
         // The host relies on the order. A drive that keeps none must not take the write (trap T17).
         // FUA would need a FLUSH behind each write, and has no place in an order.
-        if !namespace.config.order.keeps(order) || sqe.fua() {
+        if !namespace.config.order.keeps(order)
+            || sqe.fua()
+            || checked.data_len > wire::ORDERED_BYTES_MAX
+        {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
         if self.ordered_writes.of(checked.ns_index).arrived.is_stopped() {

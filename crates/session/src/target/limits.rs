@@ -8,9 +8,9 @@ pub const BLOCK_SIZE: u32 = riopipe_order::block_device::BLOCK_BYTES as u32;
 pub const IN_CAPSULE_BYTES: u32 = 32 * 1024;
 /// In-capsule data of admin and Fabrics commands, bytes (TCP §3.3.2.1: 8 KiB).
 pub const ADMIN_CAPSULE_BYTES: u32 = 8 * 1024;
-/// The largest transfer of one command, as a power of two of 4 KiB pages: 2⁸ pages are 1 MiB. NVMe
+/// The largest transfer of one command, as a power of two of 4 KiB pages: 2¹⁰ pages are 4 MiB. NVMe
 /// calls it Maximum Data Transfer Size.
-pub const MDTS: u8 = 8;
+pub const MDTS: u8 = 10;
 /// The largest transfer of one command ([`MDTS`]), bytes.
 pub const TRANSFER_BYTES_MAX: u32 = 4096 << MDTS;
 /// The most bytes of data in one H2CData PDU (MAXH2CDATA).
@@ -36,8 +36,9 @@ pub const ABORTED_TRANSFERS_MAX: u16 = 4;
 pub const TRANSFER_BUDGET: usize = 8 << 20;
 /// A connection with more unsent bytes than this takes no further command.
 pub const UNSENT_BYTES_MAX: usize = TRANSFER_BUDGET + (1 << 20);
-/// Bytes of data that each connection may always hold: one command of the largest size.
-pub const CONNECTION_BYTES: usize = TRANSFER_BYTES_MAX as usize;
+/// Bytes of data that each connection may always hold. A plain read or write that transfers more
+/// is carried out in pieces of this size, one after the other.
+pub const CONNECTION_BYTES: usize = 1 << 20;
 /// Bytes of data that all connections together may hold in addition to the [`CONNECTION_BYTES`] of
 /// each, unless the target is configured otherwise.
 pub const MEMORY_BYTES: usize = 1 << 30;

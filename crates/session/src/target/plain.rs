@@ -21,6 +21,7 @@ use super::env::{TargetEnv, status_of};
 use super::epoch_use::{EpochUse, is_stream_failure};
 use super::ids::OpId;
 use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
+use super::transfer::piece_of;
 use crate::outbox::Outbox;
 use crate::wire;
 
@@ -106,7 +107,7 @@ impl PlainIo {
             return context.insert_and_request_data(sqe, ns_index, data_len, env, outbox);
         }
         let index = context.next_index()?;
-        self.note_plain_write(context, ns_index);
+        let failures = self.note_plain_write(context, ns_index);
         count_crossing(context, ns_index);
         let op = OpId::new(context.key, index);
         match env.device(ns_index).write(op.0, sqe.slba(), Data::Borrowed(data)) {
@@ -115,10 +116,12 @@ impl PlainIo {
             }
             Submitted::Done(result) => {
                 context.commands.insert(sqe, Stage::Device, ns_index);
+                note_failures_before(&mut context.commands[index], failures);
                 self.on_device_result(context, index, result, env, outbox);
             }
             Submitted::Pending => {
                 context.commands.insert(sqe, Stage::Device, ns_index);
+                note_failures_before(&mut context.commands[index], failures);
             }
         }
         Ok(())
@@ -141,7 +144,7 @@ impl PlainIo {
         }
     }
 
-    /// Submits a write whose requested data has come in.
+    /// Submits a write whose requested data, or a piece of it, has come in.
     fn submit_received_write<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
@@ -150,7 +153,7 @@ impl PlainIo {
         outbox: &mut Outbox<E::Buf>,
     ) {
         let command = &context.commands[index];
-        let (ns_index, lba) = (usize::from(command.ns_index), command.sqe.slba());
+        let (ns_index, lba) = (usize::from(command.ns_index), command.piece_lba());
         // Another host may have claimed the volume while the data was in transit (trap T21).
         if let Err(status) = context.guard(ns_index, env) {
             return context.complete_command(index, status, 0, outbox);
@@ -161,7 +164,8 @@ impl PlainIo {
             return context.complete_command(index, Status::INTERNAL, 0, outbox);
         };
         command.stage = Stage::Device;
-        self.note_plain_write(context, ns_index);
+        let failures = self.note_plain_write(context, ns_index);
+        note_failures_before(&mut context.commands[index], failures);
         count_crossing(context, ns_index);
         let op = OpId::new(context.key, index);
         if let Submitted::Done(result) = env.device(ns_index).write(op.0, lba, Data::Owned(buf)) {
@@ -188,7 +192,7 @@ impl PlainIo {
         });
         if let Some(InsertedCommand { index, .. }) =
             context.insert_or_refuse(sqe, Stage::Budget, checked, outbox)?
-            && context.charge_or_enqueue(index, data_len, outbox)
+            && context.charge_or_enqueue(index, piece_of(data_len), outbox)
         {
             self.start_with_buffer(context, index, env, outbox);
         }
@@ -227,7 +231,7 @@ impl PlainIo {
             return context.complete_command(index, refusal, 0, outbox);
         }
         command.stage = Stage::Device;
-        let (lba, blocks) = (command.sqe.slba(), command.sqe.nlb());
+        let (lba, blocks) = (command.piece_lba(), command.data_len / BLOCK_SIZE);
         let op = OpId::new(context.key, index);
         if let Submitted::Done(result) = env.device(ns_index).read(op.0, lba, blocks.into()) {
             self.on_device_result(context, index, result, env, outbox);
@@ -264,18 +268,23 @@ impl PlainIo {
     }
 
     /// Notes that a plain write goes to the drive, so that a later FLUSH of this connection covers
-    /// the write.
+    /// the write. Returns how many FLUSHes of the drive have failed; `None` without a volatile cache.
     #[inline(always)]
-    pub(super) fn note_plain_write<E: TargetEnv>(&mut self, context: &Context<E>, ns_index: usize) {
+    pub(super) fn note_plain_write<E: TargetEnv>(
+        &mut self,
+        context: &Context<E>,
+        ns_index: usize,
+    ) -> Option<u64> {
         let namespace = context.namespaces.at(ns_index);
         if !namespace.config.volatile {
-            return;
+            return None;
         }
         let failures = namespace.state.flush_failures();
         if self.uncovered.len() <= ns_index {
             self.uncovered.resize_with(ns_index + 1, UncoveredWrites::default);
         }
         self.uncovered[ns_index].failures_at_first.get_or_insert(failures);
+        Some(failures)
     }
 
     /// How many FLUSHes of the drive had failed when the oldest write was submitted that a new
@@ -353,7 +362,8 @@ impl PlainIo {
         };
         let op = OpId::new(context.key, index);
         let (lba, blocks) = (sqe.slba(), u64::from(sqe.nlb()));
-        self.note_plain_write(context, ns_index);
+        let failures = self.note_plain_write(context, ns_index);
+        note_failures_before(&mut context.commands[index], failures);
         if let Submitted::Done(result) =
             submit_zeroing(env.device(ns_index), op, lba, blocks, sqe.deac())
         {
@@ -395,12 +405,26 @@ impl PlainIo {
             // There is no peer, so the status does not matter.
             Ok(_) if context.is_closing => Status::SUCCESS,
             Ok(buf) => match code {
-                opcode::READ => return finish_read(context, index, ns_index, buf, outbox),
+                opcode::READ => {
+                    if finish_read(context, index, ns_index, buf, outbox)
+                        && context.charge_or_enqueue(
+                            index,
+                            context.commands[index].data_len,
+                            outbox,
+                        )
+                    {
+                        self.start_with_buffer(context, index, env, outbox);
+                    }
+                    return;
+                }
+                opcode::WRITE if context.begin_next_piece(index) => {
+                    return context.request_data_or_fail(index, env, outbox);
+                }
                 opcode::DATASET_MANAGEMENT => {
                     return self.deallocate_next(context, index, env, outbox);
                 }
                 _ if must_flush(context, &context.commands[index].sqe, ns_index) => {
-                    return self.start_flush(context, index, ns_index, env, outbox);
+                    return self.start_flush(context, index, env, outbox);
                 }
                 _ => Status::SUCCESS,
             },
@@ -413,15 +437,12 @@ impl PlainIo {
         &mut self,
         context: &mut Context<E>,
         index: u16,
-        ns_index: usize,
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) {
         context.commands[index].stage = Stage::DeviceFlush;
-        // This FLUSH covers the command's own write, too. The write stays uncovered here, because the
+        // This FLUSH covers the command's own write alone. The write stays uncovered here, because the
         // host may still flush its other writes.
-        context.commands[index].failure_count_before =
-            self.uncovered.get(ns_index).and_then(|uncovered| uncovered.failures_at_first);
         if let Submitted::Done(result) = context.submit_flush_of(index, None, env) {
             self.on_device_result(context, index, result, env, outbox);
         }
@@ -452,46 +473,70 @@ fn must_flush<E: TargetEnv>(context: &Context<E>, sqe: &Sqe, ns_index: usize) ->
     sqe.fua() && context.namespaces.at(ns_index).config.volatile
 }
 
-/// Completes a read that has come back from the drive with the data in `buf`.
+/// Notes with a write how many FLUSHes of the drive had failed when its first piece was submitted.
+/// Only a write with FUA needs that.
+fn note_failures_before<B>(command: &mut Command<B>, failures: Option<u64>) {
+    if command.sqe.fua() && command.failure_count_before.is_none() {
+        command.failure_count_before = failures;
+    }
+}
+
+/// Sends the data of a read that has come back from the drive in `buf`. Completes the read, unless
+/// that was a piece, and another one follows: then it returns true, and the next piece is to be read.
 fn finish_read<E: TargetEnv>(
     context: &mut Context<E>,
     index: u16,
     ns_index: usize,
     buf: Option<E::Buf>,
     outbox: &mut Outbox<E::Buf>,
-) {
+) -> bool {
     // The host may have been fenced while the read was in flight. No fence waits for reads, so the
     // data may be of blocks that the new owner has undone or written (trap T8, promise P9).
     if let Some(refusal) = context.refuses_read(ns_index)
         && !probe::is_bug_planted(Plant::T8LateReads)
         && !probe::is_bug_planted(Plant::T8FencedReads)
     {
-        return context.complete_command(index, refusal, 0, outbox);
+        context.complete_command(index, refusal, 0, outbox);
+        return false;
     }
     let Some(buf) = buf else {
         debug_assert!(false, "a read without a buffer");
-        return context.complete_command(index, Status::INTERNAL, 0, outbox);
+        context.complete_command(index, Status::INTERNAL, 0, outbox);
+        return false;
     };
-    send_read(context, index, buf, outbox);
+    let command = &context.commands[index];
+    let (cid, datao, datal) = (command.sqe.cid(), command.piece_offset, command.data_len);
+    debug_assert_eq!(buf.as_ref().len(), datal as usize, "a read of another length");
+    let has_next = context.begin_next_piece(index);
+    if has_next {
+        // The data counts as unsent bytes from now on.
+        let command = &mut context.commands[index];
+        command.stage = Stage::Budget;
+        context.held_bytes -= core::mem::take(&mut command.charged_bytes);
+    } else {
+        context.remove_command(index);
+    }
+    // The SUCCESS flag of the data replaces the response capsule. The flag carries no SQHD, so it
+    // may be used only without flow control of the submission queue (TCP §3.3.2.2).
+    let no_sq_flow = context.queue.as_ref().is_some_and(|queue| queue.no_sq_flow);
+    let (last, success) = (!has_next, !has_next && no_sq_flow);
+    let header = DataHdr { cccid: cid, ttag: 0, datao, datal, last, success };
+    send_data(context, &header, buf, outbox);
+    if last && !success {
+        context.send_completion(cid, Status::SUCCESS, 0, outbox);
+    }
+    has_next
 }
 
-/// Sends the data of a read and completes the read. The data goes into the outbox without a copy.
-fn send_read<E: TargetEnv>(
-    context: &mut Context<E>,
-    index: u16,
+/// Sends data of a read. It goes into the outbox without a copy.
+fn send_data<E: TargetEnv>(
+    context: &Context<E>,
+    header: &DataHdr,
     buf: E::Buf,
     outbox: &mut Outbox<E::Buf>,
 ) {
-    let command = &context.commands[index];
-    let (cid, data_len) = (command.sqe.cid(), command.data_len);
-    debug_assert_eq!(buf.as_ref().len(), data_len as usize, "a read of another length");
-    context.remove_command(index);
-    // The SUCCESS flag of the data replaces the response capsule. The flag carries no SQHD, so it
-    // may be used only without flow control of the submission queue (TCP §3.3.2.2).
-    let success = context.queue.as_ref().is_some_and(|queue| queue.no_sq_flow);
-    let header = DataHdr { cccid: cid, ttag: 0, datao: 0, datal: data_len, last: true, success };
     let tx = &context.tx;
-    outbox.push_bytes(|bytes| tx.c2h_data(&header, bytes));
+    outbox.push_bytes(|bytes| tx.c2h_data(header, bytes));
     if tx.data_digest {
         let mut digest = alloc::vec::Vec::with_capacity(4);
         tx.data_digest([buf.as_ref()], &mut digest);
@@ -499,9 +544,6 @@ fn send_read<E: TargetEnv>(
         outbox.push_bytes(|bytes| bytes.extend_from_slice(&digest));
     } else {
         outbox.push_payload(buf);
-    }
-    if !success {
-        context.send_completion(cid, Status::SUCCESS, 0, outbox);
     }
 }
 

@@ -6,6 +6,15 @@
 //! ```
 //!
 //! Commands whose buffer the budget does not allow yet wait in `waiting_for_budget`, in order.
+//!
+//! A plain read or write of more than [`CONNECTION_BYTES`] is carried out in pieces of this size, one
+//! after the other. So a connection can carry out any one command within its own share of the memory
+//! (trap T28):
+//!
+//! ```text
+//! write:  R2T of a piece → its data → the drive → R2T of the next piece → … → completion
+//! read:   budget → the drive → data of a piece → budget → … → data of the last piece, completion
+//! ```
 
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_nvme::pdu::{DataHdr, PduError, R2t};
@@ -14,12 +23,12 @@ use super::closed::Closed;
 use super::commands::Stage;
 use super::context::Context;
 use super::env::TargetEnv;
-use super::limits::TRANSFER_BUDGET;
+use super::limits::{BLOCK_SIZE, CONNECTION_BYTES, TRANSFER_BUDGET};
 use crate::outbox::Outbox;
 
 impl<E: TargetEnv> Context<E> {
-    /// Puts a command with `data_len` bytes of data into the table. Requests the data from the
-    /// host, now or when the budget allows the buffer.
+    /// Puts a command with `data_len` bytes of data into the table. Requests the data, or its first
+    /// piece, from the host, now or when the budget allows the buffer.
     pub(super) fn insert_and_request_data(
         &mut self,
         sqe: &Sqe,
@@ -29,10 +38,25 @@ impl<E: TargetEnv> Context<E> {
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let index = self.insert_command(sqe, Stage::Budget, ns_index)?;
-        if self.charge_or_enqueue(index, data_len, outbox) {
+        if self.charge_or_enqueue(index, piece_of(data_len), outbox) {
             self.request_data_or_fail(index, env, outbox);
         }
         Ok(())
+    }
+
+    /// Continues a read or write with its next piece, if there is one: the current one has reached
+    /// the drive, or has gone to the host. The caller begins the new piece.
+    pub(super) fn begin_next_piece(&mut self, index: u16) -> bool {
+        let command = &mut self.commands[index];
+        let next_offset = command.piece_offset + command.data_len;
+        let total_bytes = command.sqe.nlb() * BLOCK_SIZE;
+        // Data in a capsule is never in pieces, and a smaller piece is the last one.
+        if command.data_len < CONNECTION_BYTES as u32 || next_offset >= total_bytes {
+            return false;
+        }
+        command.piece_offset = next_offset;
+        command.data_len = piece_of(total_bytes - next_offset);
+        true
     }
 
     /// Charges a buffer of `data_len` bytes to the budget and returns true, if the budget allows
@@ -95,7 +119,9 @@ impl<E: TargetEnv> Context<E> {
         let Some(buf) = env.alloc(data_len as usize) else { return false };
         command.buf = Some(buf);
         command.stage = Stage::Receiving;
-        let r2t = R2t { cccid: command.sqe.cid(), ttag: index, r2to: 0, r2tl: data_len };
+        command.received_bytes = 0;
+        let r2to = command.piece_offset;
+        let r2t = R2t { cccid: command.sqe.cid(), ttag: index, r2to, r2tl: data_len };
         let tx = &self.tx;
         outbox.push_bytes(|bytes| tx.r2t(&r2t, bytes));
         true
@@ -134,7 +160,7 @@ impl<E: TargetEnv> Context<E> {
             return Err(PduError::header(8, "the command is not the one of this R2T"));
         }
         // On one connection the pieces must arrive in order (TCP §3.3.2.1).
-        if header.datao != command.received_bytes {
+        if header.datao != command.piece_offset + command.received_bytes {
             return Err(PduError::header(12, "data is not where the last piece ended"));
         }
         if header.datal == 0 || header.datal > command.data_len - command.received_bytes {
@@ -160,4 +186,9 @@ impl<E: TargetEnv> Context<E> {
         }
         Ok(is_complete.then_some(header.ttag))
     }
+}
+
+/// The bytes of the first piece of `data_len` bytes.
+pub(super) const fn piece_of(data_len: u32) -> u32 {
+    if data_len > CONNECTION_BYTES as u32 { CONNECTION_BYTES as u32 } else { data_len }
 }

@@ -16,8 +16,7 @@ use riopipe_session::initiator::volume::opening::{
 use riopipe_session::initiator::volume::ranges::BlockRange;
 use riopipe_session::initiator::volume::saving::{SaveStep, UndoneExtent};
 use riopipe_session::label::{AssembleError, DATA_START, Label};
-use riopipe_session::target::limits::TRANSFER_BYTES_MAX;
-use riopipe_session::wire::VolumeStatus;
+use riopipe_session::wire::{ORDERED_BYTES_MAX, VolumeStatus};
 
 use crate::cluster::{Cluster, Opened, S, TIMEOUT, creating, opening, places, rival};
 use crate::world::{BLOCKS, VOLUME, What, World, attribute, block, crc, ordered};
@@ -304,8 +303,8 @@ fn t19_a_drive_that_is_smaller_than_its_label_requires_is_refused() {
 #[test]
 fn no_request_is_larger_than_the_target_and_the_layout_allow() {
     let mut cluster = Cluster::with_volume(1);
-    let mdts_blocks = TRANSFER_BYTES_MAX / 4096;
-    for (allowed, expected) in [(0, 1), (32, 32), (mdts_blocks + 1, mdts_blocks)] {
+    let most = ORDERED_BYTES_MAX / 4096;
+    for (allowed, expected) in [(0, 1), (32, 32), (most + 1, most)] {
         let layout = Layout { request_blocks_max: allowed, ..Layout::default() };
         let opened = cluster.open(inspecting(layout)).opened().volume;
         assert_eq!(opened.topology.members()[0].request_blocks_max, expected);

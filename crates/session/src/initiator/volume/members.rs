@@ -18,7 +18,7 @@ use crate::initiator::known::{DriveOfVolume, KnownTarget};
 use crate::initiator::opening::{OpeningConfig, OpeningMember, OpeningServer};
 use crate::label::{AssembleError, DATA_START, Found, Label, log_due};
 use crate::label_work;
-use crate::wire::{BLOCK_BYTES, Claim, VolumeStatus};
+use crate::wire::{BLOCK_BYTES, Claim, ORDERED_BYTES_MAX, VolumeStatus};
 
 /// The layout of a volume's blocks on its drives, beside the part that the labels give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -291,7 +291,8 @@ impl Members {
                 server: place.target as u16,
                 start: self.data_start(),
                 blocks: label.data_blocks,
-                request_blocks_max: (controller.mdts_bytes / BLOCK_BYTES as u32)
+                request_blocks_max: (controller.mdts_bytes.min(ORDERED_BYTES_MAX)
+                    / BLOCK_BYTES as u32)
                     .clamp(1, self.layout.request_blocks_max.max(1)),
                 volatile: controller.vwc,
             }

@@ -16,8 +16,8 @@ use crate::target::context::Context;
 use crate::target::env::TargetEnv;
 use crate::target::identity::{DiscoveryPort, Identity, LocalAddress};
 use crate::target::limits::{
-    ABORTS_MAX, ADMIN_ENTRIES_MAX, ASYNC_EVENTS_MAX, IN_CAPSULE_BYTES, KEEP_ALIVE_STEP_MS, MDTS,
-    QUEUE_ENTRIES_MAX, TRANSFER_BYTES_MAX,
+    ABORTS_MAX, ADMIN_ENTRIES_MAX, ASYNC_EVENTS_MAX, CONNECTION_BYTES, IN_CAPSULE_BYTES,
+    KEEP_ALIVE_STEP_MS, MDTS, QUEUE_ENTRIES_MAX,
 };
 use crate::target::namespace::{NamespaceConfig, Namespaces};
 use crate::wire;
@@ -136,7 +136,7 @@ impl Admin {
     ) -> Result<(), Closed> {
         let cid = sqe.cid();
         let len = sqe.log_len();
-        if len > u64::from(TRANSFER_BYTES_MAX) || !sqe.log_offset().is_multiple_of(4) {
+        if len > CONNECTION_BYTES as u64 || !sqe.log_offset().is_multiple_of(4) {
             context.send_completion(cid, Status::INVALID_FIELD.with_dnr(), 0, outbox);
             return Ok(());
         }

@@ -9,8 +9,9 @@
 //! ```
 //!
 //! A command can be aborted where it waits: for the memory of its data, for its data, and for a drive
-//! that has as many operations as it takes. A command at a drive runs to its end. A write with a place
-//! in an order, of a stream or of a drive, is never aborted: those behind it rely on it.
+//! that has as many operations as it takes. A command at a drive runs to its end, and so does a command
+//! in pieces once its first piece has been carried out. A write with a place in an order, of a stream
+//! or of a drive, is never aborted: those behind it rely on it.
 
 use riopipe_nvme::command::{Status, opcode};
 use riopipe_order::block_device::BlockDevice;
@@ -60,6 +61,7 @@ impl<E: TargetEnv> TargetConn<E> {
             matches!(command.sqe.opcode(), opcode::READ | opcode::WRITE | opcode::WRITE_ZEROES);
         let may_be_aborted = command.stage == Stage::Device
             && has_one_operation
+            && command.piece_offset == 0
             && !command.is_ordered
             && !is_in_drive_order(&command.sqe);
         let ns_index = usize::from(command.ns_index);
@@ -87,7 +89,7 @@ impl<E: TargetEnv> Context<E> {
     ) -> bool {
         let Some(index) = self.commands.index_of(cid) else { return false };
         let command = &self.commands[index];
-        if command.is_ordered || is_in_drive_order(&command.sqe) {
+        if command.is_ordered || is_in_drive_order(&command.sqe) || command.piece_offset > 0 {
             return false;
         }
         match command.stage {
