@@ -313,6 +313,8 @@ named! {
         OpimqStreamNotBegun = "opimq-stream-not-begun",
         /// Engine `horae` reads redirected blocks from their home.
         HoraeReadHome = "horae-read-home",
+        /// A reader does not notice that a drive has lost redirected updates of engine `horae`.
+        HoraeReadLost = "horae-read-lost",
         /// Engine `horae` does not record `flushed` where redirected updates keep a log's entries.
         HoraeFlushedForgotten = "horae-flushed-forgotten",
         /// Engine `horae` writes updates home that no joint FLUSH has covered.
@@ -515,6 +517,10 @@ named! {
         PrepareAreaRead = "prepare-area-read",
         /// A read found some of its blocks in the prepare area.
         RedirectedRead = "redirected-read",
+        /// An ordered write waited for the sequence that another connection starts or ends.
+        SequenceAwaited = "sequence-awaited",
+        /// A read found that a drive had lost a redirected update.
+        RedirectedLost = "redirected-lost",
         /// The place of a read is found again, because a stream of engine `horae` has failed meanwhile.
         ReadPlacedAgain = "read-placed-again",
         /// Redirected updates are written home in time, without a need for space.

@@ -4,9 +4,9 @@ mod stream_rig;
 
 use peer::target::Command;
 use riopipe_order::attribute::{Member, Seq};
-use riopipe_order::engine::{Cause, EngineKind};
+use riopipe_order::engine::{Cause, EngineKind, Op, Place, Write};
 use riopipe_testkit::peer;
-use stream_rig::{MS, Rig, Shape, shared, write};
+use stream_rig::{MS, Rig, Shape, TIMEOUT, piece, shared, write};
 
 const FLUSH: u8 = 0;
 const WRITE: u8 = 1;
@@ -165,4 +165,21 @@ fn t22_a_failed_write_with_fua_counts_as_a_failed_flush() {
         (Member(0), true, Cause::SharedFlush)
     );
     assert!(c.session.poll().is_ok(), "it has written elsewhere");
+}
+
+/// The owner does not call for longer than the time limit. The target has requested data meanwhile,
+/// so it is the owner's turn, and the time of the answer begins when the data is sent.
+#[test]
+fn a_target_that_requests_data_is_alive() {
+    let mut rig = Rig::new(Shape::of(1, false));
+    // More than fits into a capsule.
+    let op = Op::Write(Place::Fresh, piece(1, 3));
+    rig.submit(&[Write { lba: 1, blocks: 3, op }]);
+    let sent = rig.take(0);
+    rig.scripts[0].ask_for_data(&sent[0], 3 * 4096);
+    rig.now += 9 * TIMEOUT;
+    rig.carry();
+    assert_eq!(rig.session.stalled(rig.now), None);
+    rig.now += TIMEOUT;
+    assert_eq!(rig.session.stalled(rig.now), Some(0), "no answer to the data");
 }

@@ -6,12 +6,13 @@ mod stream_rig;
 use std::sync::Arc;
 
 use peer::target::{Command, Script};
+use riopipe_nvme::command::Status;
 use riopipe_order::attribute::Seq;
 use riopipe_order::engine::{EngineKind, Limits, Op, Place, Write, engine};
 use riopipe_order::topology::PreparePart;
 use riopipe_session::initiator::queue_pair::{QpConfig, QueuePair};
 use riopipe_session::initiator::stream::{
-    ReadExtent, SharedRedirections, StreamQueue, StreamSession,
+    ReadExtent, ReadPartFailure, SharedRedirections, StreamQueue, StreamSession,
 };
 use riopipe_session::wire::IO_ORDER;
 use riopipe_testkit::peer;
@@ -131,4 +132,53 @@ fn p9_the_connection_of_a_reader_alone_changes_nothing() {
     assert_eq!(place(&again), at);
     assert_eq!(world.writer.marks(), (1, 0));
     assert_eq!(world.writer.session.engine().oldest_redirected(), Some(Seq(1)));
+}
+
+/// A FLUSH of the drive has failed, and it has lost what it had in its cache. The reader's answer comes
+/// before the stream knows of that. A block of the area has what was there before, which is of another
+/// block of the volume.
+#[test]
+fn p9_t22_a_read_of_a_redirected_block_that_its_drive_has_lost_fails() {
+    for (content, is_lost) in [(30, false), (29, true)] {
+        // In one piece, and in pieces that do not end with a block.
+        for piece_len in [8192, 3000] {
+            let mut world = World::new();
+            world.update(3, 30);
+            world.update(4, 31);
+            world.reader.session.start_read(&[ReadExtent { lba: 3, blocks: 2 }]);
+            let read = world.reader.take_one(0, READ);
+            assert_eq!(place(&read), AREA);
+            let data = [block(content), block(31)].concat();
+            world.reader.scripts[0].answer_pieces(&read, &data, piece_len);
+            world.reader.carry();
+            let result = world.reader.session.read_result();
+            let lost = ReadPartFailure { offset: 0, status: Status::UNRECOVERED_READ };
+            assert_eq!(result, if is_lost { Err(lost) } else { Ok(()) }, "{content} {piece_len}");
+            // What is at home may have any content.
+            let (_, home) = world.read_of(9);
+            world.reader.scripts[0].answer_data(&home, block(7));
+            world.reader.carry();
+            assert_eq!(world.reader.session.read_result(), Ok(()));
+        }
+    }
+}
+
+/// The connection of a reader is lost in the middle of an answer. The data comes again, whole.
+#[test]
+fn a_read_of_a_redirected_block_is_checked_from_its_start_when_it_is_sent_again() {
+    let mut world = World::new();
+    world.update(3, 30);
+    let (_, read) = world.read_of(3);
+    let answer = &mut world.reader.scripts[0];
+    answer.answer_pieces(&read, &block(30), 3000);
+    // The first of two PDUs.
+    answer.output.truncate(24 + 3000);
+    world.reader.carry();
+    world.reader.cut(0);
+    world.reader.scripts[0] = Script::default();
+    world.reader.session.rejoin(0, queue(1), world.reader.now);
+    let again = world.reader.take_one(0, READ);
+    world.reader.scripts[0].answer_data(&again, block(30));
+    world.reader.carry();
+    assert_eq!(world.reader.session.read_result(), Ok(()));
 }

@@ -328,7 +328,7 @@ fn asked_for(w: &mut World, at: usize) -> Vec<(u16, u16)> {
     asked
 }
 
-/// The data of the largest write that there is.
+/// The data of the largest write that is not in pieces.
 fn send_data(w: &mut World, at: usize, cid: u16, tag: u16) {
     const PIECE: usize = 128 * 1024;
     let data = vec![7; CONNECTION_BYTES];

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use peer::{CC_ENABLE, Completion, Digests, HOSTID, HOSTNQN};
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::block_device::{BlockDevice, Data, Submitted};
-use riopipe_order::write_order::WriteOrder;
+use riopipe_order::write_order::{EpochId, EpochWrite, WriteOrder};
 use riopipe_session::target::limits::{DATA_STALL_NS, STALL_NS};
 use riopipe_session::target::{
     Action, BoundedDevice, ConnKey, CoreConfig, Input, Interest, Message, Places, QueueCounts,
@@ -583,6 +583,38 @@ fn a_drive_never_has_more_operations_than_its_depth() {
         bounded.poll(0, &mut done);
     }
     assert_eq!(done.iter().map(|done| done.op).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6]);
+}
+
+/// A drive may hold writes of epochs back until an earlier epoch arrives. They keep no other operation
+/// waiting, which may have the place in the host's queue that the earlier epoch needs.
+#[test]
+fn what_a_drive_holds_back_for_an_epoch_leaves_its_depth_to_others() {
+    let mut bounded = BoundedDevice::new(Box::new(Drive::default()), 2, <[u8]>::to_vec);
+    bounded.holds = true;
+    let epoch = |epoch| EpochId { stream: 1, epoch };
+    for op in 0..3 {
+        let own = epoch(op as u16 + 1);
+        let order = WriteOrder::Epochs(EpochWrite { own, follower: None, barrier: true });
+        let data = Data::Borrowed(&[0; 4096][..]);
+        assert!(matches!(bounded.write_in_order(op, op, data, order), Submitted::Pending));
+    }
+    assert!(matches!(bounded.start_stream(3, epoch(0)), Submitted::Pending));
+    // The same number again: these operations belong to no command.
+    assert!(matches!(bounded.start_stream(3, epoch(0)), Submitted::Pending));
+    for op in 4..7 {
+        assert!(matches!(bounded.read(op, op, 1), Submitted::Pending));
+    }
+    assert_eq!((bounded.pending.len(), bounded.in_flight()), (7, 8), "two reads, one waits");
+    let mut done = Vec::new();
+    bounded.poll(0, &mut done);
+    assert_eq!(done.iter().map(|done| done.op).collect::<Vec<_>>(), [0, 1, 2, 3, 3, 4, 5]);
+    bounded.poll(0, &mut done);
+    assert_eq!((bounded.in_flight(), done.len()), (0, 8));
+    // As many as the depth again, and no more.
+    for op in 0..3 {
+        assert!(matches!(bounded.read(op, op, 1), Submitted::Pending));
+    }
+    assert_eq!((bounded.pending.len(), bounded.in_flight()), (2, 3));
 }
 
 #[test]

@@ -126,20 +126,64 @@ fn a_failed_write_ends_the_sequence_and_a_new_one_begins_when_the_old_one_is_ove
     w.command(one, write(2, 11, true), &block(1));
     assert_eq!(ends(&mut w, one), [(2, POISONED)]);
     w.command(third, write(1, 30, true), &block(3));
-    assert_eq!(ends(&mut w, third), [(1, POISONED)], "a write of the old sequence is in flight");
+    w.command(third, write(2, 31, false), &block(3));
+    assert_eq!((submitted(&w), starts(&w)), (vec![10, 20], 0), "one of the old sequence is there");
     w.fail(0, 0);
     w.command(other, write(2, 21, true), &block(2));
     assert_eq!(ends(&mut w, other), [(1, 0x280), (2, POISONED)]);
-    assert_eq!((submitted(&w), starts(&w)), (vec![10, 20], 0));
-    // A connection that has not begun lets the drive begin anew. Its writes wait for that.
+    // A connection that has not begun lets the drive begin anew. Its writes wait for that, and those
+    // of another one.
+    assert_eq!((submitted(&w), starts(&w)), (vec![10, 20], 1));
     w.command(fourth, write(1, 40, false), &block(4));
     w.command(fourth, write(2, 41, true), &block(5));
     assert_eq!((submitted(&w), starts(&w)), (vec![10, 20], 1));
     w.complete_all(0);
-    assert_eq!((submitted(&w), starts(&w)), (vec![10, 20, 40, 41], 1));
+    assert_eq!((submitted(&w), starts(&w)), (vec![10, 20, 30, 31, 40, 41], 1));
+    assert_eq!(ends(&mut w, third), [(1, 0), (2, 0)]);
     assert_eq!(ends(&mut w, fourth), [(1, 0), (2, 0)]);
     w.command(one, write(3, 12, true), &block(1));
     assert_eq!(ends(&mut w, one), [(3, POISONED)], "it has a hole");
+}
+
+/// The drive does not begin a new sequence for a connection, or this connection closes. The one that
+/// waits for it starts one then.
+#[test]
+fn a_connection_that_waits_for_another_ones_sequence_starts_one_if_that_fails() {
+    for way in ["refused", "closed"] {
+        let (mut w, cntlid) = world(DriveOrder::Barrier);
+        let [one, starting, waiting] = [1, 2, 3].map(|qid| w.io(cntlid, qid));
+        w.host.drives[0].holds = true;
+        w.command(one, write(1, 10, true), &block(1));
+        w.fail(0, 0);
+        w.command(starting, write(1, 20, true), &block(2));
+        w.command(waiting, write(1, 30, true), &block(3));
+        assert_eq!((submitted(&w), starts(&w)), (vec![10], 1), "{way}");
+        match way {
+            "refused" => w.fail(0, 0),
+            _ => w.hang_up(starting),
+        }
+        w.complete_all(0);
+        assert_eq!(ends(&mut w, waiting), [(1, 0)], "{way}");
+        let written = submitted(&w);
+        assert!(written == [10, 30] || way == "closed" && written.ends_with(&[30]), "{written:?}");
+    }
+}
+
+/// A connection that waits for a sequence closes, and is neither kept nor woken.
+#[test]
+fn a_connection_that_waits_for_a_sequence_can_close() {
+    let (mut w, cntlid) = world(DriveOrder::Barrier);
+    let [one, starting, waiting] = [1, 2, 3].map(|qid| w.io(cntlid, qid));
+    w.host.drives[0].holds = true;
+    w.command(one, write(1, 10, true), &block(1));
+    w.fail(0, 0);
+    w.command(starting, write(1, 20, true), &block(2));
+    w.command(waiting, write(1, 30, true), &block(3));
+    w.hang_up(waiting);
+    assert!(w.links[waiting].conn.is_drained());
+    w.complete_all(0);
+    assert_eq!(ends(&mut w, starting), [(1, 0)]);
+    assert_eq!(submitted(&w), [10, 20]);
 }
 
 #[test]

@@ -30,6 +30,8 @@
 //!   192420161265424, P6).
 //! - A block had passed to another stream when its first stream began anew (84108309505023,
 //!   251360287247912, P5).
+//! - Recovery copied home what a plain host had written into the prepare area of a drive whose target
+//!   had lost its log (191561862642991, P5).
 //!
 //! Two were faults of the log of records: 134 (P8) and 274556666692902569 (P2).
 

@@ -81,6 +81,11 @@ impl<W: Copy + PartialEq> ArrivedWrites<W> {
         self.waiting.remove(place).map(|arrived| arrived.write)
     }
 
+    /// Puts back the write that was taken last: it could not be submitted.
+    pub fn put_back(&mut self, write: W, order: WriteOrder) {
+        self.waiting.push_front(Arrived { write, order, has_data: true });
+    }
+
     /// Stops the ordered writes, because one has failed or was refused. Returns those that wait: the
     /// caller refuses them, each when its data has come.
     pub fn stop(&mut self) -> impl Iterator<Item = StoppedWrite<W>> + use<W> {

@@ -647,7 +647,7 @@ impl<P: Payload> Engine<P> for Horae<P> {
         self.redirects.oldest().filter(|_| self.base.failure.is_none())
     }
 
-    fn next_redirection(&mut self) -> Option<Redirection> {
+    fn next_redirection(&mut self) -> Option<Redirection<P>> {
         self.redirects.next_change()
     }
 

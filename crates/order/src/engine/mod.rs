@@ -516,7 +516,7 @@ pub trait Engine<P: Payload>: base::HasBase<P> {
 
     /// The next change of the blocks that the stream has redirected. The caller makes the changes
     /// visible to all readers of the volume, in order, before it does anything else with the stream.
-    fn next_redirection(&mut self) -> Option<Redirection> {
+    fn next_redirection(&mut self) -> Option<Redirection<P>> {
         None
     }
 

@@ -19,8 +19,8 @@ use crate::probe::{self, Plant, Rare};
 use crate::topology::{Extent, PreparePart, Topology};
 
 /// A change of the blocks that a stream has redirected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Redirection {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Redirection<P> {
     /// The newest content of these blocks is in the prepare area.
     Prepared {
         /// The group and the index of the update. A later one is newer.
@@ -33,6 +33,9 @@ pub enum Redirection {
         prepared_lba: u64,
         /// The number of blocks.
         blocks: u32,
+        /// The payload: handles on all blocks, in order. Empty if a commit has it: then the update is
+        /// durable.
+        pieces: Vec<P>,
     },
     /// The updates of all groups up to this one are at home.
     Home(Seq),
@@ -58,9 +61,13 @@ pub(super) struct Update<P> {
 }
 
 impl<P> Update<P> {
-    fn as_prepared(&self) -> Redirection {
+    fn as_prepared(&self) -> Redirection<P>
+    where
+        P: Clone,
+    {
         let Self { id, member, lba, prepared_lba, blocks, .. } = *self;
-        Redirection::Prepared { id, member, lba, prepared_lba, blocks }
+        let pieces = self.pieces.clone();
+        Redirection::Prepared { id, member, lba, prepared_lba, blocks, pieces }
     }
 
     fn touches(&self, extent: &Extent) -> bool {
@@ -142,10 +149,10 @@ pub(super) struct Redirects<P> {
     /// Reads of an earlier run of the stream may be in flight in the area.
     awaits_earlier_reads: bool,
     /// The changes that the caller has not taken.
-    changes: VecDeque<Redirection>,
+    changes: VecDeque<Redirection<P>>,
 }
 
-impl<P> Redirects<P> {
+impl<P: Clone> Redirects<P> {
     pub(super) fn new(topology: &Topology, part: PreparePart, start: Seq) -> Self {
         let is_enabled = part.blocks > 0;
         let members = (0..topology.members().len() * usize::from(is_enabled)).map(|member| Ring {
@@ -316,7 +323,7 @@ impl<P> Redirects<P> {
     }
 
     /// The next change for the readers of the volume.
-    pub(super) fn next_change(&mut self) -> Option<Redirection> {
+    pub(super) fn next_change(&mut self) -> Option<Redirection<P>> {
         self.changes.pop_front()
     }
 }

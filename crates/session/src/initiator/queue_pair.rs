@@ -20,6 +20,7 @@ mod transfer;
 use alloc::vec::Vec;
 
 use riopipe_nvme::command::{Cqe, Sgl, Sqe, Status};
+use riopipe_nvme::digest::Crc32c;
 use riopipe_nvme::pdu::{ADMIN_IN_CAPSULE, CAPSULE_RESP_LEN, Pdu, PduError, Role, Rx, TermReq, Tx};
 
 pub use self::config::{IoQueue, QpConfig};
@@ -124,6 +125,12 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
     #[must_use]
     pub const fn depth(&self) -> usize {
         self.slots.len()
+    }
+
+    /// The function that computes CRC32C.
+    #[must_use]
+    pub const fn crc32c(&self) -> Crc32c {
+        self.tx.crc
     }
 
     /// A connection on which nothing has been sent.

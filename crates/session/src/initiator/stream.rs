@@ -54,8 +54,8 @@ use connection::{Connection, State};
 use followers::Followers;
 use home_timer::{HomeTimer, NotHome};
 pub use reading::ReadPartFailure;
-use reading::{ReadPart, Reading};
-use redirections::RedirectionAccess;
+use reading::{PartCheck, ReadPart, Reading};
+use redirections::{Part, RedirectionAccess};
 pub use redirections::{Redirections, SharedRedirections};
 use rejoin::SetUpEvent;
 use tracer::Tracer;
@@ -230,7 +230,9 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
         let stream = self.config.stream;
         shared.with(&mut |redirections| redirections.forget(stream));
-        Self { redirections: Some(RedirectionAccess::new(Arc::clone(shared))), ..self }
+        let crc32c = self.connections[0].queue.crc32c();
+        let access = RedirectionAccess::new(Arc::clone(shared), crc32c);
+        Self { redirections: Some(access), ..self }
     }
 
     /// Lets the stream take part in the following of groups of its volume, by its number in
@@ -437,7 +439,12 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     fn update_redirections(&mut self) {
         let Self { redirections: Some(access), engine, config, reading, .. } = self else { return };
         while let Some(change) = engine.next_redirection() {
-            access.with(&mut |redirections| redirections.apply(config.stream, change));
+            let (crc32c, mut change) = (access.crc32c, Some(change));
+            access.with(&mut |redirections| {
+                if let Some(change) = change.take() {
+                    redirections.apply(config.stream, change, crc32c);
+                }
+            });
         }
         if reading.outstanding_count == 0 {
             access.end_reads();
@@ -592,7 +599,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         let mut bytes_before = 0;
         for ReadExtent { lba, blocks } in extents {
             topology.for_each_extent(*lba, *blocks, |extent| {
-                let mut add = |lba, blocks, offset: u32| {
+                let mut add = |Part { lba, blocks, offset, checksums }| {
                     reading.add(ReadPart {
                         server: topology.member(extent.member).server,
                         nsid: config.nsids[usize::from(extent.member.0)],
@@ -602,17 +609,16 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                         blocks,
                         offset: bytes_before
                             + (extent.offset + offset) as usize * wire::BLOCK_BYTES,
+                        check: PartCheck::new(checksums),
                         is_sent: false,
                         has_ended: false,
                     });
                 };
                 match redirections {
                     Some(access) if !probe::is_bug_planted(Plant::HoraeReadHome) => {
-                        for part in access.begin_read(&extent) {
-                            add(part.lba, part.blocks, part.offset);
-                        }
+                        access.begin_read(&extent).into_iter().for_each(add);
                     }
-                    _ => add(extent.lba, extent.blocks, 0),
+                    _ => add(Part::at_home(&extent)),
                 }
             });
             bytes_before += *blocks as usize * wire::BLOCK_BYTES;
@@ -685,6 +691,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             config: &self.config,
             engine: &mut *self.engine,
             reading: &mut self.reading,
+            crc32c: connection.queue.crc32c(),
             flush_failures: &self.flush_failures,
             handled_failures: &mut self.handled_failures,
             tracer: &mut self.tracer,
@@ -695,19 +702,16 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             mark_refused: &mut connection.mark_refused,
             set_up_event: None,
         };
-        let mut has_events = false;
-        let received = connection.queue.receive(buf, &mut connection.outbox, |event| {
-            has_events = true;
-            match event {
-                Event::Ready { .. } => handler.set_up_event = Some(SetUpEvent::Connected),
-                Event::Data { context, offset, bytes } => {
-                    handler.on_data(context, offset as usize, bytes, sink);
-                }
-                Event::Done { context, cqe } => handler.on_completion(context, cqe),
+        let received = connection.queue.receive(buf, &mut connection.outbox, |event| match event {
+            Event::Ready { .. } => handler.set_up_event = Some(SetUpEvent::Connected),
+            Event::Data { context, offset, bytes } => {
+                handler.on_data(context, offset as usize, bytes, sink);
             }
+            Event::Done { context, cqe } => handler.on_completion(context, cqe),
         });
         let set_up_event = handler.set_up_event;
-        if has_events {
+        // An R2T counts, too: the target waits for its data.
+        if received.as_ref().is_ok_and(|used| *used > 0) {
             connection.last_progress = now;
         }
         self.update_redirections();

@@ -73,9 +73,12 @@ pub(super) struct Command<B> {
     /// The command has an ordering attribute.
     pub(super) is_ordered: bool,
     /// For a plain FLUSH: the drive's count of failed FLUSHes when the oldest write that the FLUSH
-    /// covers was submitted. For a plain write with FUA: the count when the write was submitted. If
-    /// the count is higher when the FLUSH succeeds, writes may be lost (trap T22).
+    /// covers was submitted. For a plain write: the count when its first piece was submitted. If the
+    /// count is higher when the FLUSH succeeds, also that of a write with FUA, writes may be lost
+    /// (trap T22).
     pub(super) failure_count_before: Option<u64>,
+    /// For a plain FLUSH: like `failure_count_before`, of the writes that no FLUSH before it covers.
+    pub(super) own_failure_count: Option<u64>,
     /// The ticket of the command's FLUSH while that FLUSH is at the drive.
     pub(super) flush_ticket: Option<Ticket>,
     /// The doubt of a command in [`Stage::InDoubt`]. In other stages the field has no meaning.
@@ -209,6 +212,7 @@ impl<B> Commands<B> {
         command.begun_range_count = 0;
         command.is_ordered = false;
         command.failure_count_before = None;
+        command.own_failure_count = None;
         command.capsule_range = 0..0;
         self.free_indices.push(index);
         command.buf = None;
@@ -341,6 +345,7 @@ impl<B> Command<B> {
             begun_range_count: 0,
             is_ordered: false,
             failure_count_before: None,
+            own_failure_count: None,
             flush_ticket: None,
             doubt: None,
             capsule_range: 0..0,

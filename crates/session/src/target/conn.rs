@@ -364,6 +364,10 @@ impl<E: TargetEnv> TargetConn<E> {
                     }
                 }
                 Notice::FlushRoundEnded => self.resolve_doubts(env, outbox),
+                Notice::SequenceChanged => {
+                    self.plain.on_sequence_changed(&mut self.context, env, outbox);
+                    self.batch_ended(env, outbox);
+                }
                 Notice::Abort { id, cid, admin } => {
                     let is_aborted = self.abort_command(cid, env, outbox);
                     update_shared(env, |shared| shared.end_abort(admin, id, is_aborted));
@@ -423,10 +427,9 @@ impl<E: TargetEnv> TargetConn<E> {
         } else if self.has_partial_pdu {
             add(self.input_progress_ns + STALL_NS, "the rest of a PDU did not come in time");
         } else if self.context.commands.in_use_count() > 0 && self.awaits_data() {
-            add(
-                self.input_progress_ns + DATA_STALL_NS,
-                "data that was asked for did not come in time",
-            );
+            // Behind a slow drive the request may be newer than the last input.
+            let begin = self.input_progress_ns.max(self.context.last_r2t_ns);
+            add(begin + DATA_STALL_NS, "data that was asked for did not come in time");
         }
         if let Some(since) = self.unsent_since_ns {
             add(since + DATA_STALL_NS, "the host does not take what it is sent");

@@ -70,6 +70,8 @@ pub(super) struct Context<E: TargetEnv> {
     pub(super) namespaces: Arc<Namespaces>,
     /// Commands that wait until the connection may hold their buffers, in order.
     pub(super) waiting_for_budget: VecDeque<u16>,
+    /// When the connection requested data last, ns.
+    pub(super) last_r2t_ns: u64,
     /// Bytes of buffers held by commands.
     pub(super) held_bytes: usize,
     /// Memory reserved for these buffers, and for the bytes that wait to be sent (trap T28).
@@ -96,6 +98,7 @@ impl<E: TargetEnv> Context<E> {
             commands: Commands::new(0),
             namespaces: Arc::default(),
             waiting_for_budget: VecDeque::new(),
+            last_r2t_ns: 0,
             held_bytes: 0,
             reservation: Reservation::default(),
             noted_namespaces: NotedNamespaces::default(),

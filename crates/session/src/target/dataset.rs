@@ -11,7 +11,7 @@ use super::commands::Stage;
 use super::context::{Context, is_in_capsule};
 use super::env::{TargetEnv, status_of};
 use super::ids::OpId;
-use super::plain::PlainIo;
+use super::plain::{PlainIo, note_failures_before};
 use crate::outbox::Outbox;
 
 /// The most bytes of a list of ranges: NVMe allows 256 ranges.
@@ -122,7 +122,8 @@ impl PlainIo {
             if let Err(status) = context.guard(ns_index, env) {
                 return context.complete_command(index, status, 0, outbox);
             }
-            self.note_plain_write(context, ns_index);
+            let failures = self.note_plain_write(context, ns_index);
+            note_failures_before(&mut context.commands[index], failures);
             match env.device(ns_index).deallocate(op.0, range.lba, range.blocks.into()) {
                 Submitted::Pending => return,
                 Submitted::Done(Ok(_)) => {}

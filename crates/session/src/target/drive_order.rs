@@ -23,10 +23,10 @@ use riopipe_order::write_order::{DriveOrder, EpochId, WriteOrder};
 
 use super::closed::Closed;
 use super::commands::Stage;
-use super::context::Context;
+use super::context::{Context, update_shared};
 use super::env::{TargetEnv, status_of};
 use super::ids::OpId;
-use super::plain::{CheckedWrite, PlainIo};
+use super::plain::{CheckedWrite, PlainIo, note_failures_before};
 use super::sync::{AtomicU64, Ordering};
 use crate::outbox::Outbox;
 use crate::wire;
@@ -63,13 +63,16 @@ enum Entry {
     Entered(u64),
     /// The drive must begin a new sequence first. The caller starts it.
     MustStart,
-    /// The write must be refused: its sequence has ended, or another connection starts a new one.
+    /// The write must wait: writes of the old sequence are in flight, or another connection starts a
+    /// new one.
+    MustWait,
+    /// The write must be refused: its sequence has ended.
     Refused,
 }
 
 impl EpochSequence {
     /// Lets in a write of a connection that has begun in the sequence `joined`, or has not begun.
-    /// Without `may_start` a write that would have to start a new sequence is refused.
+    /// Without `may_start` a write that would have to start a new sequence must wait.
     fn enter(&self, joined: Option<u64>, may_start: bool) -> Entry {
         // Only a plant forgets where the connection has begun.
         let joined = joined.filter(|_| !probe::is_bug_planted(Plant::ArrivalNotStopped));
@@ -82,7 +85,8 @@ impl EpochSequence {
                 (ENDED, None) if count == 0 && may_start => {
                     ((number - ENDED + STARTING) << COUNT_BITS, Entry::MustStart)
                 }
-                _ => return Entry::Refused,
+                (_, None) => return Entry::MustWait,
+                (_, Some(_)) => return Entry::Refused,
             };
             match self.word.compare_exchange(word, next, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return entry,
@@ -96,13 +100,22 @@ impl EpochSequence {
         self.word.load(Ordering::Relaxed) & ((1 << COUNT_BITS) - 1) > 0
     }
 
-    /// Notes the result of a write that was let in. If it has failed, its sequence ends.
-    fn leave(&self, joined: Option<u64>, has_failed: bool) {
+    /// Whether a write of a connection that has not begun must wait now.
+    fn is_between_sequences(&self) -> bool {
+        let word = self.word.load(Ordering::Acquire);
+        let (number, count) = (word >> COUNT_BITS, word & ((1 << COUNT_BITS) - 1));
+        number % PHASES == STARTING || number % PHASES == ENDED && count > 0
+    }
+
+    /// Notes the result of a write that was let in. If it has failed, its sequence ends. Returns
+    /// whether the sequence has ended, and no write of it is in flight any more.
+    fn leave(&self, joined: Option<u64>, has_failed: bool) -> bool {
         if has_failed && let Some(joined) = joined {
             self.end_if(|number| number == joined);
         }
         // The failure is noted before the write counts no more.
-        self.word.fetch_sub(1, Ordering::AcqRel);
+        let word = self.word.fetch_sub(1, Ordering::AcqRel) - 1;
+        (word >> COUNT_BITS) % PHASES == ENDED && word & ((1 << COUNT_BITS) - 1) == 0
     }
 
     /// Ends the sequence, if there is one: a FLUSH has failed, and the drive may have lost writes of
@@ -349,10 +362,32 @@ impl PlainIo {
                         self.on_sequence_started(context, index, result, env, outbox);
                     }
                 }
+                Entry::MustWait => {
+                    command.buf = Some(buf);
+                    self.ordered_writes.of(ns_index).arrived.put_back(index, order);
+                    if context.awaits_sequence(ns_index, env) {
+                        probe::count_rare(Rare::SequenceAwaited);
+                        return;
+                    }
+                }
                 Entry::Refused => {
                     let status = wire::status::POISONED.with_dnr();
                     self.refuse_ordered(context, index, status, outbox);
                 }
+            }
+        }
+    }
+
+    /// Submits the writes that have waited for the sequence of another connection.
+    pub(super) fn on_sequence_changed<E: TargetEnv>(
+        &mut self,
+        context: &mut Context<E>,
+        env: &mut E,
+        outbox: &mut Outbox<E::Buf>,
+    ) {
+        for ns_index in 0..self.ordered_writes.0.len() {
+            if !context.is_closing {
+                self.submit_waiting(context, ns_index, env, outbox);
             }
         }
     }
@@ -370,6 +405,7 @@ impl PlainIo {
         let ns_index = usize::from(context.commands[index].ns_index);
         let sequence = &context.namespaces.at(ns_index).state.sequence;
         let begun = sequence.on_started(result.is_ok());
+        update_shared(env, |shared| shared.sequence_changed(ns_index));
         let writes = self.ordered_writes.of(ns_index);
         (writes.starting, writes.sequence) = (None, begun);
         if begun.is_none() {
@@ -388,8 +424,7 @@ impl PlainIo {
                 self.submit_waiting(context, ns_index, env, outbox);
             }
             (refusal, _) => {
-                let sequence = &context.namespaces.at(ns_index).state.sequence;
-                sequence.leave(begun, false);
+                context.leave_sequence(ns_index, begun, false, env);
                 let status = refusal.unwrap_or(Status::INTERNAL);
                 self.refuse_ordered(context, index, status, outbox);
             }
@@ -408,7 +443,8 @@ impl PlainIo {
     ) {
         let command = &context.commands[index];
         let (ns_index, lba) = (usize::from(command.ns_index), command.sqe.slba());
-        self.note_plain_write(context, ns_index);
+        let failures = self.note_plain_write(context, ns_index);
+        note_failures_before(&mut context.commands[index], failures);
         let op = OpId::new(context.key, index);
         if let Submitted::Done(result) = env.device(ns_index).write_in_order(op.0, lba, data, order)
         {
@@ -430,9 +466,8 @@ impl PlainIo {
         if writes.starting == Some(index) {
             return self.on_sequence_started(context, index, result, env, outbox);
         }
-        let namespace = context.namespaces.at(ns_index);
-        if namespace.config.order == DriveOrder::Barrier {
-            namespace.state.sequence.leave(writes.sequence, result.is_err());
+        if context.namespaces.at(ns_index).config.order == DriveOrder::Barrier {
+            context.leave_sequence(ns_index, writes.sequence, result.is_err(), env);
         }
         match result {
             Ok(()) => context.complete_command(index, Status::SUCCESS, 0, outbox),
@@ -491,6 +526,25 @@ impl PlainIo {
     }
 }
 
+impl<E: TargetEnv> Context<E> {
+    /// Notes the result of a write that was let into a drive's sequence. Wakes the connections that
+    /// wait for the end of an old one.
+    fn leave_sequence(&self, ns_index: usize, joined: Option<u64>, has_failed: bool, env: &mut E) {
+        if self.namespaces.at(ns_index).state.sequence.leave(joined, has_failed) {
+            update_shared(env, |shared| shared.sequence_changed(ns_index));
+        }
+    }
+
+    /// Registers the connection to be woken when the drive's sequence changes. Returns false if it
+    /// need not wait any more.
+    fn awaits_sequence(&self, ns_index: usize, env: &mut E) -> bool {
+        let conn = self.id;
+        update_shared(env, |shared| shared.await_sequence(ns_index, conn));
+        // The change may have come before the connection was registered.
+        self.namespaces.at(ns_index).state.sequence.is_between_sequences()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -500,13 +554,16 @@ mod tests {
         let sequence = EpochSequence::default();
         assert_eq!(sequence.enter(None, true), Entry::Entered(0));
         assert_eq!(sequence.enter(Some(0), true), Entry::Entered(0));
-        sequence.leave(Some(0), true);
+        assert!(!sequence.leave(Some(0), true), "another one is in flight");
         assert_eq!(sequence.enter(Some(0), true), Entry::Refused, "its sequence has ended");
-        assert_eq!(sequence.enter(None, true), Entry::Refused, "a write is in flight");
-        sequence.leave(Some(0), true);
-        assert_eq!(sequence.enter(None, false), Entry::Refused, "it may not start one");
+        assert_eq!(sequence.enter(None, true), Entry::MustWait, "a write is in flight");
+        assert!(sequence.is_between_sequences());
+        assert!(sequence.leave(Some(0), true), "the last one");
+        assert!(!sequence.is_between_sequences());
+        assert_eq!(sequence.enter(None, false), Entry::MustWait, "it may not start one");
         assert_eq!(sequence.enter(None, true), Entry::MustStart);
-        assert_eq!(sequence.enter(None, true), Entry::Refused, "another connection starts it");
+        assert_eq!(sequence.enter(None, true), Entry::MustWait, "another connection starts it");
+        assert!(sequence.is_between_sequences());
         assert_eq!(sequence.on_started(false), None, "the drive has lost its power, say");
         assert_eq!(sequence.enter(None, true), Entry::MustStart);
         let begun = sequence.on_started(true);

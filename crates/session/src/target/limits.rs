@@ -39,6 +39,8 @@ pub const UNSENT_BYTES_MAX: usize = TRANSFER_BUDGET + (1 << 20);
 /// Bytes of data that each connection may always hold. A plain read or write that transfers more
 /// is carried out in pieces of this size, one after the other.
 pub const CONNECTION_BYTES: usize = 1 << 20;
+// An ordered write is never in pieces, so it must fit into the own share.
+const _: () = assert!(crate::wire::ORDERED_BYTES_MAX as usize <= CONNECTION_BYTES);
 /// Bytes of data that all connections together may hold in addition to the [`CONNECTION_BYTES`] of
 /// each, unless the target is configured otherwise.
 pub const MEMORY_BYTES: usize = 1 << 30;

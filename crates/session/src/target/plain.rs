@@ -32,20 +32,11 @@ pub(super) struct PlainIo {
     pub(super) ordered_writes: OrderedWrites,
     /// The streams of drives that the connection uses.
     pub(super) epochs: EpochUse,
-    /// By namespace index: the plain writes of the connection that none of its FLUSHes has covered.
-    uncovered: alloc::vec::Vec<UncoveredWrites>,
-}
-
-/// The plain writes of one connection to one drive that none of its FLUSHes has covered yet. If more
-/// FLUSHes of the drive have failed when a FLUSH succeeds than before the oldest of these writes,
-/// writes may be lost (trap T22).
-#[derive(Clone, Copy, Debug, Default)]
-struct UncoveredWrites {
-    /// How many FLUSHes of the drive had failed when the oldest of these writes was submitted.
-    /// `None` if there is none.
-    failures_at_first: Option<u64>,
-    /// How many of these failures the connection's FLUSHes have reported to the host.
-    reported_failures: u64,
+    /// By namespace index: how many FLUSHes of the drive had failed when this connection submitted
+    /// the oldest of its plain writes that none of its FLUSHes has covered yet. `None` if there is
+    /// no such write. If more FLUSHes have failed when a FLUSH succeeds, writes may be lost (trap
+    /// T22).
+    failures_at_first_write: alloc::vec::Vec<Option<u64>>,
 }
 
 /// A Write that has passed all checks.
@@ -258,7 +249,7 @@ impl PlainIo {
         };
         context.commands[index].failure_count_before = match before {
             Some((_, failures)) => Some(failures),
-            None => self.failures_before_covered_writes(context, ns_index),
+            None => self.failures_before_covered_writes(context, index, ns_index),
         };
         let before = before.map(|(before, _)| before);
         if let Submitted::Done(result) = context.submit_flush_of(index, before, env) {
@@ -280,10 +271,10 @@ impl PlainIo {
             return None;
         }
         let failures = namespace.state.flush_failures();
-        if self.uncovered.len() <= ns_index {
-            self.uncovered.resize_with(ns_index + 1, UncoveredWrites::default);
+        if self.failures_at_first_write.len() <= ns_index {
+            self.failures_at_first_write.resize(ns_index + 1, None);
         }
-        self.uncovered[ns_index].failures_at_first.get_or_insert(failures);
+        self.failures_at_first_write[ns_index].get_or_insert(failures);
         Some(failures)
     }
 
@@ -291,12 +282,13 @@ impl PlainIo {
     /// FLUSH covers. If no write waits for a FLUSH, this is the present number of failed FLUSHes.
     /// `None` if the drive has no volatile cache.
     ///
-    /// A FLUSH covers only completed writes. So if writes are in flight, the same oldest write
-    /// counts for the next FLUSH, too. While a FLUSH is in flight, the next one covers the same
-    /// writes: the host may receive the success of the one before the failure of the other.
+    /// A FLUSH covers only completed writes. Writes that are in flight, also between two pieces,
+    /// count for the next FLUSH, too. While a FLUSH is in flight, the next one covers the writes of
+    /// both: the host may receive the success of the one before the failure of the other.
     fn failures_before_covered_writes<E: TargetEnv>(
         &mut self,
-        context: &Context<E>,
+        context: &mut Context<E>,
+        index: u16,
         ns_index: usize,
     ) -> Option<u64> {
         let namespace = context.namespaces.at(ns_index);
@@ -304,44 +296,41 @@ impl PlainIo {
             return None;
         }
         let failures = namespace.state.flush_failures();
-        let Some(uncovered) = self.uncovered.get_mut(ns_index) else { return Some(failures) };
-        let mut has_writes_in_flight = false;
-        let mut oldest = uncovered.failures_at_first.unwrap_or(failures);
+        let Some(at_first_write) = self.failures_at_first_write.get_mut(ns_index) else {
+            return Some(failures);
+        };
+        let own = at_first_write.take();
+        let mut oldest = own.unwrap_or(failures);
         let is_plain = |command: &&Command<E::Buf>| {
             usize::from(command.ns_index) == ns_index && !command.is_ordered
         };
         for command in context.commands.iter().filter(is_plain) {
-            let is_write = !matches!(command.sqe.opcode(), opcode::READ | opcode::FLUSH);
-            has_writes_in_flight |= is_write && command.is_on_device();
-            oldest = oldest.min(command.failure_count_before.unwrap_or(failures));
+            if command.sqe.opcode() == opcode::FLUSH {
+                oldest = oldest.min(command.own_failure_count.unwrap_or(failures));
+            } else if let Some(count) = command.failure_count_before {
+                // A write that has begun: at the drive, or between two pieces.
+                let first = at_first_write.get_or_insert(count);
+                *first = count.min(*first);
+            }
         }
-        if !has_writes_in_flight {
-            uncovered.failures_at_first = None;
-        }
-        Some(oldest.max(uncovered.reported_failures))
+        context.commands[index].own_failure_count = own;
+        Some(oldest)
     }
 
     /// Whether writes that the successful FLUSH of this command covers may be lost, because a FLUSH
     /// of some connection has failed since the oldest of these writes was submitted.
     ///
-    /// Each FLUSH that was in flight with the first one that reports a failure reports it, too. Later
-    /// ones do not, in the same way in which Linux reports a failure once to `fsync`: the host then
-    /// writes and flushes again (trap T22).
-    fn may_have_lost_writes<E: TargetEnv>(&mut self, context: &Context<E>, index: u16) -> bool {
+    /// Each FLUSH that covers such a write and was in flight with the first one that reports the
+    /// failure reports it, too. Later ones do not, in the same way in which Linux reports a failure
+    /// once to `fsync`: the host then writes and flushes again (trap T22).
+    fn may_have_lost_writes<E: TargetEnv>(&self, context: &Context<E>, index: u16) -> bool {
         let command = &context.commands[index];
         let Some(failures_before) = command.failure_count_before else {
             return false;
         };
         let ns_index = usize::from(command.ns_index);
         let failures = context.namespaces.at(ns_index).state.flush_failures();
-        let may_be_lost =
-            failures != failures_before && !probe::is_bug_planted(Plant::T22PlainFlush);
-        if may_be_lost && let Some(uncovered) = self.uncovered.get_mut(ns_index) {
-            // Later writes are counted anew.
-            *uncovered =
-                UncoveredWrites { failures_at_first: Some(failures), reported_failures: failures };
-        }
-        may_be_lost
+        failures != failures_before && !probe::is_bug_planted(Plant::T22PlainFlush)
     }
 
     /// Submits a Write Zeroes.
@@ -474,9 +463,8 @@ fn must_flush<E: TargetEnv>(context: &Context<E>, sqe: &Sqe, ns_index: usize) ->
 }
 
 /// Notes with a write how many FLUSHes of the drive had failed when its first piece was submitted.
-/// Only a write with FUA needs that.
-fn note_failures_before<B>(command: &mut Command<B>, failures: Option<u64>) {
-    if command.sqe.fua() && command.failure_count_before.is_none() {
+pub(super) fn note_failures_before<B>(command: &mut Command<B>, failures: Option<u64>) {
+    if command.failure_count_before.is_none() {
         command.failure_count_before = failures;
     }
 }

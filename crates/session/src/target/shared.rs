@@ -68,6 +68,9 @@ pub struct Shared<R: Region> {
     next_abort_id: u64,
     /// By namespace index: the connections with a FLUSH whose success is in doubt (trap T29).
     conns_in_doubt: BTreeMap<usize, Vec<ConnId>>,
+    /// By namespace index: the connections with a write that waits for a change of the drive's
+    /// sequence of epochs.
+    conns_awaiting_sequence: BTreeMap<usize, Vec<ConnId>>,
     /// The connections to wake when the lock is released.
     conns_to_wake: Vec<ConnId>,
     /// Volumes, their owners and logs.
@@ -106,6 +109,7 @@ impl<R: Region> Shared<R> {
             next_fence_id: 1,
             next_abort_id: 1,
             conns_in_doubt: BTreeMap::new(),
+            conns_awaiting_sequence: BTreeMap::new(),
             conns_to_wake: Vec::new(),
             volumes,
             discovery_generation: 1,

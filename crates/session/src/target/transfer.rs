@@ -122,6 +122,7 @@ impl<E: TargetEnv> Context<E> {
         command.received_bytes = 0;
         let r2to = command.piece_offset;
         let r2t = R2t { cccid: command.sqe.cid(), ttag: index, r2to, r2tl: data_len };
+        self.last_r2t_ns = env.now();
         let tx = &self.tx;
         outbox.push_bytes(|bytes| tx.r2t(&r2t, bytes));
         true

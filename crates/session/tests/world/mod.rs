@@ -233,6 +233,9 @@ impl BlockDevice for Drive {
     ) -> Submitted<Vec<u8>> {
         self.write(op, lba, data)
     }
+    fn flush_epochs(&mut self, op: u64, _: EpochId) -> Submitted<Vec<u8>> {
+        self.flush(op)
+    }
     fn start_stream(&mut self, op: u64, _: EpochId) -> Submitted<Vec<u8>> {
         self.begin(op, 0, What::StartStream)
     }

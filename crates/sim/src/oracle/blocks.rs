@@ -140,6 +140,8 @@ impl Block {
         let last = self.writes[at];
         let kept = self.writes[..=at].iter().filter(|wr| !wr.precedes(&last));
         self.base = kept.flat_map(|wr| wr.contents()).copied().collect();
+        // Failures that were counted since may concern the other stream's writes. They stay.
+        self.past_plain_contents.append(&mut self.plain_contents);
         self.past.extend(self.writes.drain(..=at));
     }
 

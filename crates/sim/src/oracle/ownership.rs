@@ -224,10 +224,16 @@ impl Oracle {
     /// it.
     pub fn plain_write_permitted(&mut self, at: Where, content: Content) {
         self.promised.frees();
-        if let Some(block) = self.blocks.iter_mut().find(|block| block.at == at)
-            && block.plain_contents.last() != Some(&content)
-        {
-            block.plain_contents.push(content);
+        // What is in the prepare area may be copied to any block of its drive.
+        let is_in_area = self.promised.redirects() && self.promised.is_in_area(at.lba);
+        let may_have = |block: &&mut Block| {
+            let is_of_drive = (block.at.machine, block.at.drive) == (at.machine, at.drive);
+            block.at == at || is_in_area && is_of_drive
+        };
+        for block in self.blocks.iter_mut().filter(may_have) {
+            if block.plain_contents.last() != Some(&content) {
+                block.plain_contents.push(content);
+            }
         }
         self.outside.retain(|(there, _)| *there != at);
     }

@@ -35,7 +35,7 @@ fn extension(lba: u64) -> Write<Piece> {
     Write { op: Op::Write(Place::Extend, Piece(200, 1)), ..write(lba, 1) }
 }
 
-fn changes(engine: &mut Horae) -> Vec<Redirection> {
+fn changes(engine: &mut Horae) -> Vec<Redirection<Piece>> {
     core::iter::from_fn(|| engine.next_redirection()).collect()
 }
 
@@ -50,7 +50,8 @@ fn an_update_goes_home_only_when_it_is_durable_and_is_released_then() {
     assert!(engine.oldest_redirected().is_some());
     assert_eq!(engine.payload_freed_up_to(), Seq(0), "its payload, too");
     let (id, member) = ((Seq(1), 0), Member(0));
-    let prepared = Redirection::Prepared { id, member, lba: DATA + 3, prepared_lba: 8, blocks: 1 };
+    let (lba, prepared_lba, pieces) = (DATA + 3, 8, vec![Piece(103, 1)]);
+    let prepared = Redirection::Prepared { id, member, lba, prepared_lba, blocks: 1, pieces };
     assert_eq!(changes(&mut engine), [prepared]);
     engine.ask_home(Seq(1));
     assert_eq!(steps(&mut engine, 1), ["Home Write 0@19", "Home Flush 0@0", "Released 1"]);
@@ -134,7 +135,8 @@ fn p9_after_a_failure_readers_get_only_what_is_durable() {
     let cause = Cause::Disconnected;
     engine.poison(Failure { seq: Seq(2), member: Member(0), flush: false, cause });
     let (id, member) = ((Seq(1), 0), Member(0));
-    let durable = Redirection::Prepared { id, member, lba: DATA + 3, prepared_lba: 8, blocks: 1 };
+    let (lba, prepared_lba, pieces) = (DATA + 3, 8, vec![Piece(103, 1)]);
+    let durable = Redirection::Prepared { id, member, lba, prepared_lba, blocks: 1, pieces };
     assert_eq!(changes(&mut engine), [Redirection::RolledBack(Seq(1)), durable]);
 }
 

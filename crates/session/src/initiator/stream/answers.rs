@@ -2,6 +2,7 @@
 //! decodes them.
 
 use riopipe_nvme::command::{Cqe, Status};
+use riopipe_nvme::digest::Crc32c;
 use riopipe_order::attribute::Kind;
 use riopipe_order::engine::{Cause, Engine, Path, Payload, Request, RequestId};
 
@@ -19,6 +20,7 @@ pub(super) struct AnswerHandler<'a, P> {
     pub(super) config: &'a StreamConfig,
     pub(super) engine: &'a mut dyn Engine<P>,
     pub(super) reading: &'a mut Reading,
+    pub(super) crc32c: Crc32c,
     pub(super) flush_failures: &'a FlushFailures,
     pub(super) handled_failures: &'a mut HandledFailures,
     pub(super) tracer: &'a mut Tracer,
@@ -50,6 +52,7 @@ impl<P: Payload + AsRef<[u8]>> AnswerHandler<'_, P> {
             }
             Purpose::Read { number, part } => {
                 if let Some(index) = self.reading.find_part(number, part, self.server) {
+                    self.reading.check_data(index, offset, bytes, self.crc32c);
                     sink(self.reading.parts[index].offset + offset, bytes);
                 }
             }

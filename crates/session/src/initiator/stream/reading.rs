@@ -7,8 +7,9 @@
 use alloc::vec::Vec;
 
 use riopipe_nvme::command::{Sqe, Status};
+use riopipe_nvme::digest::Crc32c;
 use riopipe_order::attribute::Member;
-use riopipe_order::probe::{self, Rare};
+use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::topology::Extent;
 
 use super::Purpose;
@@ -34,10 +35,63 @@ pub(super) struct ReadPart {
     pub(super) blocks: u32,
     /// The offset of the part in the whole read, bytes.
     pub(super) offset: usize,
+    /// The check of a part in the prepare area; `None` at home.
+    pub(super) check: Option<PartCheck>,
     /// Whether the part's command has been sent on the present connection.
     pub(super) is_sent: bool,
     /// Whether the part is answered or given up.
     pub(super) has_ended: bool,
+}
+
+/// The check of the data of a part in the prepare area: whether the drive still has what was written
+/// there.
+#[derive(Debug)]
+pub(super) struct PartCheck {
+    /// The checksums of the blocks that are checked.
+    checksums: Vec<Option<u32>>,
+    /// The number of bytes that have arrived.
+    received: usize,
+    /// The checksum of the part of the current block that has arrived.
+    checksum: u32,
+    /// A block has another content.
+    is_lost: bool,
+}
+
+impl PartCheck {
+    /// The check of the blocks with these checksums. `None` if there are none: the part is at home.
+    pub(super) fn new(checksums: Vec<Option<u32>>) -> Option<Self> {
+        let (received, checksum, is_lost) = (0, 0, false);
+        (!checksums.is_empty()).then_some(Self { checksums, received, checksum, is_lost })
+    }
+
+    /// Takes in bytes of the part that have arrived, from `offset` on.
+    fn add(&mut self, offset: usize, mut bytes: &[u8], crc32c: Crc32c) {
+        // The data of a command arrives in order.
+        self.is_lost |= offset != self.received;
+        while !bytes.is_empty() {
+            let in_block = wire::BLOCK_BYTES - self.received % wire::BLOCK_BYTES;
+            let (now, later) = bytes.split_at(in_block.min(bytes.len()));
+            self.checksum = crc32c(self.checksum, now);
+            self.received += now.len();
+            bytes = later;
+            if now.len() == in_block {
+                let block = (self.received - 1) / wire::BLOCK_BYTES;
+                let due = self.checksums.get(block).copied().unwrap_or_default();
+                self.is_lost |= due.is_some_and(|due| due != self.checksum);
+                self.checksum = 0;
+            }
+        }
+    }
+
+    /// Forgets what has arrived: the command is sent again.
+    const fn begin(&mut self) {
+        (self.received, self.checksum, self.is_lost) = (0, 0, false);
+    }
+
+    /// Whether the drive has lost what was written there.
+    fn has_failed(&self) -> bool {
+        self.is_lost || self.received != self.checksums.len() * wire::BLOCK_BYTES
+    }
 }
 
 /// A part of a read that failed.
@@ -90,11 +144,29 @@ impl Reading {
         self.outstanding_count += 1;
     }
 
+    /// Takes in data of a part, from `offset` bytes of the part on.
+    #[inline]
+    pub(super) fn check_data(&mut self, index: usize, offset: usize, bytes: &[u8], crc32c: Crc32c) {
+        if let Some(check) = &mut self.parts[index].check {
+            check.add(offset, bytes, crc32c);
+        }
+    }
+
     /// Ends a part with the status of its command.
-    pub(super) fn end_part(&mut self, index: usize, status: Status) {
+    pub(super) fn end_part(&mut self, index: usize, mut status: Status) {
         let part = &mut self.parts[index];
         if part.has_ended {
             return;
+        }
+        if status.is_ok()
+            && part.check.as_ref().is_some_and(PartCheck::has_failed)
+            && !probe::is_bug_planted(Plant::HoraeReadLost)
+            // This one would be hidden by the check.
+            && !probe::is_bug_planted(Plant::HoraeAreaReusedEarly)
+        {
+            // A FLUSH has failed, and the stream that has written there does not know it yet.
+            probe::count_rare(Rare::RedirectedLost);
+            status = Status::UNRECOVERED_READ;
         }
         part.has_ended = true;
         if !part.is_sent {
@@ -123,6 +195,9 @@ impl Reading {
         for part in &mut self.parts {
             if part.server == server && part.is_sent && !part.has_ended {
                 part.is_sent = false;
+                if let Some(check) = &mut part.check {
+                    check.begin();
+                }
                 self.unsent_count += 1;
             }
         }
@@ -139,7 +214,8 @@ impl Reading {
             let Some(first) = places.next() else { continue };
             probe::count_rare(Rare::ReadPlacedAgain);
             (self.parts[index].lba, self.parts[index].blocks) = (first.lba, first.blocks);
-            for Part { lba, blocks, offset: further } in places {
+            self.parts[index].check = PartCheck::new(first.checksums);
+            for Part { lba, blocks, offset: further, checksums } in places {
                 let home = home + u64::from(further);
                 let offset = offset + further as usize * wire::BLOCK_BYTES;
                 let (is_sent, has_ended) = (false, false);
@@ -151,6 +227,7 @@ impl Reading {
                     lba,
                     blocks,
                     offset,
+                    check: PartCheck::new(checksums),
                     is_sent,
                     has_ended,
                 });

@@ -4,15 +4,22 @@
 //! readers of the volume in this process share the record, because each of them must read it there
 //! (promise P9). Readers also note which part of the area they read. A stream uses blocks of its
 //! part again only when no read of them is in flight.
+//!
+//! A drive that has failed a FLUSH may have lost blocks of the area, and then they have what another
+//! block of the volume has held (trap T22). The owner may learn of that later than a reader reads
+//! there. So the record has a checksum of each redirected block, and a reader compares.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use riopipe_nvme::digest::Crc32c;
 use riopipe_order::attribute::{Member, Seq, StreamId};
 use riopipe_order::engine::Redirection;
 use riopipe_order::probe::{self, Rare};
 use riopipe_order::topology::Extent;
+
+use crate::wire::BLOCK_BYTES;
 
 /// Access to the [`Redirections`] that the streams of a volume share. The program has the lock.
 pub trait SharedRedirections: Send + Sync + core::fmt::Debug {
@@ -28,6 +35,8 @@ struct Place {
     id: (Seq, u16),
     /// The block in the prepare area, on the drive.
     prepared_lba: u64,
+    /// The CRC32C of the content. `None` if the drive cannot lose it.
+    checksum: Option<u32>,
 }
 
 /// The redirected blocks of a volume, and the reads of the prepare area that are in flight.
@@ -42,13 +51,23 @@ pub struct Redirections {
 }
 
 /// A part of an extent to read: adjacent blocks on the drive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Part {
     /// The first block on the drive: at home, or in the prepare area.
     pub(super) lba: u64,
     pub(super) blocks: u32,
     /// The number of blocks of the extent before this part.
     pub(super) offset: u32,
+    /// The checksums of the blocks, if they are in the prepare area; empty at home. `None`: the block
+    /// need not be checked.
+    pub(super) checksums: Vec<Option<u32>>,
+}
+
+impl Part {
+    /// A whole extent at home.
+    pub(super) const fn at_home(extent: &Extent) -> Self {
+        Self { lba: extent.lba, blocks: extent.blocks, offset: 0, checksums: Vec::new() }
+    }
 }
 
 /// The reads of the prepare area that belong to one read of a stream.
@@ -63,11 +82,20 @@ impl AreaReads {
 
 impl Redirections {
     /// Makes a change of `stream`.
-    pub(super) fn apply(&mut self, stream: StreamId, change: Redirection) {
+    pub(super) fn apply<P: AsRef<[u8]>>(
+        &mut self,
+        stream: StreamId,
+        change: Redirection<P>,
+        crc32c: Crc32c,
+    ) {
         match change {
-            Redirection::Prepared { id, member, lba, prepared_lba, blocks } => {
+            Redirection::Prepared { id, member, lba, prepared_lba, blocks, pieces } => {
+                // A commit has the payload of a durable update. No drive loses that one.
+                let mut contents =
+                    pieces.iter().flat_map(|piece| piece.as_ref().chunks(BLOCK_BYTES));
                 for at in 0..u64::from(blocks) {
-                    let place = Place { stream, id, prepared_lba: prepared_lba + at };
+                    let checksum = contents.next().map(|content| crc32c(0, content));
+                    let place = Place { stream, id, prepared_lba: prepared_lba + at, checksum };
                     let known = self.places.entry((member, lba + at)).or_insert(place);
                     // A block passes to another stream only when the update of the last one is
                     // home (trap T15).
@@ -112,9 +140,21 @@ impl Redirections {
                 }
             }
             let at = place.map_or(block, |place| place.prepared_lba);
+            let checksum = place.map(|place| place.checksum);
             match parts.last_mut() {
-                Some(part) if part.lba + u64::from(part.blocks) == at => part.blocks += 1,
-                _ => parts.push(Part { lba: at, blocks: 1, offset: (block - lba) as u32 }),
+                Some(part)
+                    if part.lba + u64::from(part.blocks) == at
+                        && part.checksums.is_empty() == checksum.is_none() =>
+                {
+                    part.blocks += 1;
+                    part.checksums.extend(checksum);
+                }
+                _ => parts.push(Part {
+                    lba: at,
+                    blocks: 1,
+                    offset: (block - lba) as u32,
+                    checksums: checksum.into_iter().collect(),
+                }),
             }
         }
         parts
@@ -147,11 +187,12 @@ pub(super) struct RedirectionAccess {
     reads: AreaReads,
     /// How often streams had rolled back when the places of the read were found.
     roll_backs: u64,
+    pub(super) crc32c: Crc32c,
 }
 
 impl RedirectionAccess {
-    pub(super) fn new(shared: Arc<dyn SharedRedirections>) -> Self {
-        Self { shared, reads: AreaReads::default(), roll_backs: 0 }
+    pub(super) fn new(shared: Arc<dyn SharedRedirections>, crc32c: Crc32c) -> Self {
+        Self { shared, reads: AreaReads::default(), roll_backs: 0, crc32c }
     }
 
     /// Notes that the places of a read are about to be found.
@@ -205,8 +246,23 @@ mod tests {
     const A: StreamId = StreamId(0);
     const B: StreamId = StreamId(1);
 
-    fn prepared(seq: u64, lba: u64, prepared_lba: u64, blocks: u32) -> Redirection {
-        Redirection::Prepared { id: (Seq(seq), 0), member: Member(0), lba, prepared_lba, blocks }
+    /// An update whose blocks have the contents `seq`, `seq` + 1, and so on.
+    fn prepared(seq: u64, lba: u64, prepared_lba: u64, blocks: u32) -> Redirection<Vec<u8>> {
+        let contents = (seq..).take(blocks as usize);
+        let pieces = contents.map(|content| [content as u8; BLOCK_BYTES].to_vec()).collect();
+        let (id, member) = ((Seq(seq), 0), Member(0));
+        Redirection::Prepared { id, member, lba, prepared_lba, blocks, pieces }
+    }
+
+    /// Checksums that name the contents.
+    fn first_byte(_: u32, block: &[u8]) -> u32 {
+        block[0].into()
+    }
+
+    impl Redirections {
+        fn note(&mut self, stream: StreamId, change: Redirection<Vec<u8>>) {
+            self.apply(stream, change, first_byte);
+        }
     }
 
     fn read(redirections: &mut Redirections, lba: u64, blocks: u32) -> (Vec<Part>, AreaReads) {
@@ -215,45 +271,68 @@ mod tests {
         (redirections.begin_read(&extent, &mut reads), reads)
     }
 
+    /// A part at home.
     fn part(lba: u64, blocks: u32, offset: u32) -> Part {
-        Part { lba, blocks, offset }
+        Part { lba, blocks, offset, checksums: Vec::new() }
+    }
+
+    /// A part in the prepare area, of blocks with these checksums.
+    fn redirected<const BLOCKS: usize>(lba: u64, checksums: [u32; BLOCKS], offset: u32) -> Part {
+        let checksums = checksums.map(Some).to_vec();
+        Part { lba, blocks: BLOCKS as u32, offset, checksums }
     }
 
     #[test]
     fn p9_a_read_that_straddles_redirected_blocks_finds_each_where_it_is() {
         let mut redirections = Redirections::default();
-        redirections.apply(A, prepared(1, 102, 8, 2));
-        redirections.apply(A, prepared(2, 103, 10, 1));
-        redirections.apply(B, prepared(1, 106, 20, 1));
+        redirections.note(A, prepared(1, 102, 8, 2));
+        redirections.note(A, prepared(2, 103, 10, 1));
+        redirections.note(B, prepared(1, 106, 20, 1));
         let (parts, _) = read(&mut redirections, 100, 8);
         let expected = [
             part(100, 2, 0),
-            part(8, 1, 2),
-            part(10, 1, 3),
+            redirected(8, [1], 2),
+            redirected(10, [2], 3),
             part(104, 2, 4),
-            part(20, 1, 6),
+            redirected(20, [1], 6),
             part(107, 1, 7),
         ];
         assert_eq!(parts, expected);
     }
 
     #[test]
+    fn adjacent_blocks_at_home_and_in_the_area_are_parts_of_their_own() {
+        let mut redirections = Redirections::default();
+        redirections.note(A, prepared(1, 20, 8, 2));
+        redirections.note(A, prepared(2, 22, 12, 1));
+        redirections.note(A, prepared(3, 24, 23, 1));
+        let expected = [
+            redirected(8, [1, 2], 0),
+            redirected(12, [2], 2),
+            part(23, 1, 3),
+            redirected(23, [3], 4),
+            part(25, 1, 5),
+        ];
+        assert_eq!(read(&mut redirections, 20, 6).0, expected);
+    }
+
+    #[test]
     fn p9_the_newest_update_counts_whatever_ends_first() {
         let mut redirections = Redirections::default();
-        redirections.apply(A, prepared(3, 7, 12, 1));
-        redirections.apply(A, prepared(2, 7, 11, 1));
-        assert_eq!(read(&mut redirections, 7, 1).0, [part(12, 1, 0)]);
-        redirections.apply(A, Redirection::Home(Seq(2)));
-        assert_eq!(read(&mut redirections, 7, 1).0, [part(12, 1, 0)]);
-        redirections.apply(A, Redirection::Home(Seq(3)));
+        redirections.note(A, prepared(3, 7, 12, 1));
+        redirections.note(A, prepared(2, 7, 11, 1));
+        assert_eq!(read(&mut redirections, 7, 1).0, [redirected(12, [3], 0)]);
+        redirections.note(A, Redirection::Home(Seq(2)));
+        assert_eq!(read(&mut redirections, 7, 1).0, [redirected(12, [3], 0)]);
+        redirections.note(A, Redirection::Home(Seq(3)));
         assert_eq!(read(&mut redirections, 7, 1).0, [part(7, 1, 0)]);
     }
 
     #[test]
     fn p9_the_area_is_free_when_its_reads_have_ended() {
         let mut redirections = Redirections::default();
-        redirections.apply(A, prepared(3, 7, 12, 1));
-        redirections.apply(A, prepared(5, 9, 13, 1));
+        redirections.note(A, prepared(3, 7, 12, 1));
+        redirections.note(A, prepared(5, 9, 13, 1));
         let (_, mut first) = read(&mut redirections, 7, 3);
         let (_, mut second) = read(&mut redirections, 9, 1);
         assert_eq!(redirections.oldest_read(A), Some(Seq(3)));
@@ -267,22 +346,22 @@ mod tests {
     #[test]
     fn p9_a_failed_stream_leaves_only_what_is_durable() {
         let mut redirections = Redirections::default();
-        redirections.apply(A, prepared(1, 7, 11, 1));
-        redirections.apply(A, prepared(2, 7, 12, 1));
-        redirections.apply(A, prepared(3, 8, 13, 1));
-        redirections.apply(B, prepared(5, 9, 20, 1));
-        redirections.apply(A, Redirection::RolledBack(Seq(1)));
-        redirections.apply(A, prepared(1, 7, 11, 1));
-        let expected = [part(11, 1, 0), part(8, 1, 1), part(20, 1, 2)];
+        redirections.note(A, prepared(1, 7, 11, 1));
+        redirections.note(A, prepared(2, 7, 12, 1));
+        redirections.note(A, prepared(3, 8, 13, 1));
+        redirections.note(B, prepared(5, 9, 20, 1));
+        redirections.note(A, Redirection::RolledBack(Seq(1)));
+        redirections.note(A, prepared(1, 7, 11, 1));
+        let expected = [redirected(11, [1], 0), part(8, 1, 1), redirected(20, [5], 2)];
         assert_eq!(read(&mut redirections, 7, 3).0, expected);
     }
 
     #[test]
     fn what_a_recovered_stream_had_redirected_is_forgotten() {
         let mut redirections = Redirections::default();
-        redirections.apply(A, prepared(3, 7, 12, 1));
-        redirections.apply(B, prepared(3, 8, 20, 1));
+        redirections.note(A, prepared(3, 7, 12, 1));
+        redirections.note(B, prepared(3, 8, 20, 1));
         redirections.forget(A);
-        assert_eq!(read(&mut redirections, 7, 2).0, [part(7, 1, 0), part(20, 1, 1)]);
+        assert_eq!(read(&mut redirections, 7, 2).0, [part(7, 1, 0), redirected(20, [3], 1)]);
     }
 }

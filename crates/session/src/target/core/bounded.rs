@@ -1,7 +1,8 @@
 //! The queue of one core to one drive. It has a bounded depth: further operations wait in order.
 
 use alloc::boxed::Box;
-use alloc::collections::VecDeque;
+use alloc::collections::btree_map::Entry;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::ops::{Deref, DerefMut};
 
@@ -12,14 +13,20 @@ use riopipe_order::write_order::{EpochId, WriteOrder};
 /// A device that takes only a limited number of operations at once. Further operations wait, and
 /// are submitted in their order.
 ///
-/// The limit does not hold for operations on streams of epochs. The device may hold such an
-/// operation back until another one arrives ([`EpochWrite`](riopipe_order::write_order::EpochWrite)).
-/// If that one waited here, both would wait for ever. Each belongs to a command, so their number is
-/// bounded all the same.
+/// The limit does not hold for operations on streams of epochs, and does not count them. The device
+/// may hold such an operation back until another one arrives
+/// ([`EpochWrite`](riopipe_order::write_order::EpochWrite)). If that one waited here, both would wait
+/// for ever. So would a read that waits here for the first one, if it has the place in the host's
+/// queue that the other one needs. Each belongs to a command, so their number is bounded all the same.
 #[derive(Debug)]
 pub struct BoundedDevice<D: BlockDevice + ?Sized> {
-    /// The most operations that the device may have at once.
+    /// The most operations that the device may have at once, without those on streams of epochs.
     depth: usize,
+    /// The operations on streams of epochs that the device has, by their numbers, and how often it has
+    /// each number.
+    epoch_operations: BTreeMap<u64, usize>,
+    /// The number of these operations.
+    epoch_operation_count: usize,
     /// Copies the borrowed bytes of a write that waits, because the caller may change the bytes
     /// after the call.
     copy: fn(&[u8]) -> D::Buf,
@@ -71,18 +78,54 @@ impl<D: BlockDevice + ?Sized> BoundedDevice<D> {
     /// borrowed bytes of a write that must wait.
     #[must_use]
     pub const fn new(device: Box<D>, depth: usize, copy: fn(&[u8]) -> D::Buf) -> Self {
-        Self { depth, copy, waiting: VecDeque::new(), device }
+        Self {
+            depth,
+            epoch_operations: BTreeMap::new(),
+            epoch_operation_count: 0,
+            copy,
+            waiting: VecDeque::new(),
+            device,
+        }
     }
 
     /// Drops the waiting operations, because the process that has submitted them has died.
     pub fn forget_waiting(&mut self) {
         self.waiting.clear();
+        self.epoch_operations.clear();
+        self.epoch_operation_count = 0;
+    }
+
+    /// Whether the device may take one more operation.
+    #[inline]
+    fn has_space(&self) -> bool {
+        self.device.in_flight().saturating_sub(self.epoch_operation_count) < self.depth
+    }
+
+    /// Notes whether the device has an operation on a stream of epochs.
+    fn note_epoch_operation(&mut self, op: u64, submitted: &Submitted<D::Buf>) {
+        if matches!(submitted, Submitted::Pending) {
+            *self.epoch_operations.entry(op).or_default() += 1;
+            self.epoch_operation_count += 1;
+        }
+    }
+
+    /// Notes that the device has ended operations.
+    fn note_ended(&mut self, done: &[Done<D::Buf>]) {
+        for Done { op, .. } in done {
+            if let Entry::Occupied(mut operations) = self.epoch_operations.entry(*op) {
+                self.epoch_operation_count -= 1;
+                *operations.get_mut() -= 1;
+                if *operations.get() == 0 {
+                    operations.remove();
+                }
+            }
+        }
     }
 
     /// The device, if it may take one more operation.
     #[inline]
     fn device_with_space(&mut self) -> Option<&mut D> {
-        let has_space = self.waiting.is_empty() && self.device.in_flight() < self.depth;
+        let has_space = self.waiting.is_empty() && self.has_space();
         has_space.then_some(&mut *self.device)
     }
 
@@ -113,7 +156,7 @@ impl<D: BlockDevice + ?Sized> BoundedDevice<D> {
     /// that ends within the call is added to `done`.
     #[cold]
     fn submit_waiting(&mut self, done: &mut Vec<Done<D::Buf>>) {
-        while self.device.in_flight() < self.depth {
+        while self.has_space() {
             let Some(waiting) = self.waiting.pop_front() else { return };
             let is_ordered = waiting.is_ordered();
             let WaitingOperation { op, lba, kind } = waiting;
@@ -170,7 +213,9 @@ impl<D: BlockDevice + ?Sized> BlockDevice for BoundedDevice<D> {
         order: WriteOrder,
     ) -> Submitted<D::Buf> {
         if let WriteOrder::Epochs(_) = order {
-            return self.device.write_in_order(op, lba, data, order);
+            let submitted = self.device.write_in_order(op, lba, data, order);
+            self.note_epoch_operation(op, &submitted);
+            return submitted;
         }
         match self.device_with_space() {
             Some(device) => device.write_in_order(op, lba, data, order),
@@ -179,14 +224,20 @@ impl<D: BlockDevice + ?Sized> BlockDevice for BoundedDevice<D> {
     }
 
     fn flush_epochs(&mut self, op: u64, before: EpochId) -> Submitted<D::Buf> {
-        self.device.flush_epochs(op, before)
+        let submitted = self.device.flush_epochs(op, before);
+        self.note_epoch_operation(op, &submitted);
+        submitted
     }
 
     fn start_stream(&mut self, op: u64, first: EpochId) -> Submitted<D::Buf> {
+        // The one sequence of a drive with a cache barrier has no number.
+        if first.stream > 0 {
+            let submitted = self.device.start_stream(op, first);
+            self.note_epoch_operation(op, &submitted);
+            return submitted;
+        }
         match self.device_with_space() {
             Some(device) => device.start_stream(op, first),
-            // A stream of epochs. The one sequence of a drive with a cache barrier has no number.
-            None if first.stream > 0 => self.device.start_stream(op, first),
             None => self.enqueue(op, 0, OperationKind::StartStream { first }),
         }
     }
@@ -232,7 +283,11 @@ impl<D: BlockDevice + ?Sized> BlockDevice for BoundedDevice<D> {
     }
 
     fn poll(&mut self, now: u64, done: &mut Vec<Done<D::Buf>>) {
+        let ended_before = done.len();
         self.device.poll(now, done);
+        if self.epoch_operation_count > 0 {
+            self.note_ended(&done[ended_before..]);
+        }
         if !self.waiting.is_empty() {
             self.submit_waiting(done);
         }

@@ -54,6 +54,9 @@ pub enum Notice {
     /// A round of FLUSHes of a drive has ended. The success of a FLUSH of this connection may be
     /// certain from now on (trap T29).
     FlushRoundEnded,
+    /// The sequence of epochs of a drive has ended or begun. An ordered write of this connection may
+    /// have waited for that.
+    SequenceChanged,
 }
 
 /// The connections that must acknowledge a fence.
@@ -198,6 +201,23 @@ impl<R: Region> Shared<R> {
     pub(in crate::target) fn flush_round_ended(&mut self, ns_index: usize) {
         for conn in self.conns_in_doubt.remove(&ns_index).unwrap_or_default() {
             self.leave_notice(conn, Notice::FlushRoundEnded);
+        }
+    }
+
+    /// Notes that `conn` has an ordered write that waits for a change of the drive's sequence of
+    /// epochs, so that it receives a notice then.
+    pub(in crate::target) fn await_sequence(&mut self, ns_index: usize, conn: ConnId) {
+        let conns = self.conns_awaiting_sequence.entry(ns_index).or_default();
+        if !conns.contains(&conn) {
+            conns.push(conn);
+        }
+    }
+
+    /// Notes that the sequence of epochs of a drive has ended or begun. Informs the connections that
+    /// wait for that.
+    pub(in crate::target) fn sequence_changed(&mut self, ns_index: usize) {
+        for conn in self.conns_awaiting_sequence.remove(&ns_index).unwrap_or_default() {
+            self.leave_notice(conn, Notice::SequenceChanged);
         }
     }
 

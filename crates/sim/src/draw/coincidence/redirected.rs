@@ -2,22 +2,24 @@
 
 use super::{at, cluster, drive, write};
 use crate::draw::engines;
+use crate::drive::DriveFault;
 use crate::log_store::LogStoreKind;
 use crate::network::NetSpec;
 use crate::rng::Rng;
 use crate::scenario::{Engine, Fault, Op, Place, Scenario, Step, What, When};
 
 /// One of so many scenarios with engine `horae` is one of these.
-const ONE_IN: u64 = 4;
+const ONE_IN: u64 = 2;
 /// Separates these random numbers from those of the other drawings.
 const SALT: u64 = 0x7265_6469_7265_6374;
 
 /// The scenario of a seed with engine `horae` that is about a coincidence.
 pub(in crate::draw) fn draw(seed: u64) -> Option<Scenario> {
     let mut rng = Rng::new(seed ^ SALT);
-    rng.one_in(ONE_IN).then(|| match rng.below(5) {
+    rng.one_in(ONE_IN).then(|| match rng.below(9) {
         0 => lost_log_of_another_target(&mut rng),
         1 | 2 => read_after_a_power_cut(&mut rng),
+        3..=6 => read_beside_a_failing_flush(&mut rng),
         _ => read_while_it_is_used_again(&mut rng),
     })
 }
@@ -83,6 +85,37 @@ fn read_after_a_power_cut(rng: &mut Rng) -> Scenario {
     scenario.faults.push(at(rng.range(200, 1_200), cut));
     engines::set(&mut scenario, Engine::Horae);
     engines::redirect(&mut scenario, *rng.pick(&[2, 3, 4]));
+    scenario
+}
+
+/// A stream updates blocks again and again, in a small prepare area, and other threads read them. A
+/// FLUSH fails, and the drive drops what is in its cache: a block of the area has the older update of
+/// another block again. Its answer may come later than that of a read (trap T22, promise P9).
+fn read_beside_a_failing_flush(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(12, rng);
+    let drive = drive(&mut scenario);
+    (drive.plp, drive.latency_us) = (false, *rng.pick(&[5, 20]));
+    scenario.volume.streams = 5;
+    scenario.volume.slots = 64;
+    scenario.client.think_ns = *rng.pick(&[0, 2_000]);
+    scenario.net = NetSpec { delay_min: 500, delay_max: *rng.pick(&[20_000, 100_000]), split: 0 };
+    let blocks = *rng.pick(&[4, 10]);
+    for _ in 0..rng.range(60, 120) {
+        let (block, is_durable) = (rng.below(blocks) as u32, rng.percent(60));
+        scenario.steps.push(write(0, block, 1, Place::InPlace, is_durable));
+        for stream in 1..5 {
+            let op = Op::Read(rng.below(blocks) as u32, *rng.pick(&[1, 3]));
+            scenario.steps.push(Step { stream, op });
+        }
+    }
+    let mut event = 150;
+    for _ in 0..12 {
+        event += rng.range(60, 400);
+        let fault = DriveFault::Flush;
+        scenario.faults.push(at(event, What::Drive { machine: 0, drive: 0, fault }));
+    }
+    engines::set(&mut scenario, Engine::Horae);
+    engines::redirect(&mut scenario, *rng.pick(&[3, 6, 12]));
     scenario
 }
 
