@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test miri sim sim-build sim-seeds sim-plants drive-plants sim-fs sim-worlds lint bench guest fs-programs mutants build install-c setup
+.PHONY: help demo test miri sim sim-build sim-seeds sim-plants drive-plants sim-fs sim-worlds lint bench guest blktests fs-programs mutants build install-c setup
 
 # Extra arguments for the program behind a target: make demo ARGS='-o json'
 ARGS ?=
@@ -55,6 +55,9 @@ bench: build ## All ways to keep order, and a raw exchange, at three depths: a m
 
 guest: build ## Against Linux's own NVMe/TCP host and target, in an emulated machine (minutes; Debian)
 	@scripts/kernel-guest --rio $(RIO) $(ARGS)
+
+blktests: build ## blktests' NVMe tests against the target, in that machine (BLKTESTS=checkout; ARGS='--drives mem --tests 029')
+	@BLKTESTS="$(BLKTESTS)" scripts/kernel-guest --only blktests --rio $(RIO) $(ARGS)
 
 fs-programs: build ## Other people's programs on a mounted RioFS, some with kills of the mount (minutes; ARGS='sqlite')
 	@scripts/fs-programs --rio $(RIO) $(ARGS)

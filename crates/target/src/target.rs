@@ -19,6 +19,7 @@ use riopipe_media::{Blocking, Drive, IoError, Queue, file_to_create, open_drive_
 use riopipe_metrics::{Start, StatSource};
 use riopipe_net::{ListenError, Listener, Poller, PollerError, SpinPolicy, pin_to_core};
 use riopipe_order::region::RegionError;
+use riopipe_order::write_order::DriveOrder;
 use riopipe_session::stages::Stages;
 use riopipe_session::target::{
     CoreConfig, DiscoveryPort, Identity, LabelledDrive, NamespaceConfig, NamespaceIdError,
@@ -513,9 +514,10 @@ impl Running {
         let mut queues = Vec::new();
         for (drive, namespace) in self.drives.iter().zip(namespaces) {
             // A single reactor takes the only queue of each drive, which saves the drive's locks.
+            let depth = drive_queue_depth(drive.order());
             let queue = match reactor_count {
-                1 => drive.open_only_queue(QUEUE_DEPTH),
-                _ => drive.open_queue(QUEUE_DEPTH),
+                1 => drive.open_only_queue(depth),
+                _ => drive.open_queue(depth),
             };
             let nsid = namespace.nsid;
             queues.push(queue.map_err(|source| StartError::Drive { nsid, source })?);
@@ -676,5 +678,41 @@ impl Drop for Running {
         {
             tracing::error!(%error, "the target did not stop cleanly");
         }
+    }
+}
+
+/// The depth of a reactor's queue in a drive. A drive with streams of epochs may hold operations on them
+/// back, and they keep no others out. So there the target's own bound
+/// ([`BoundedDevice`](riopipe_session::target::BoundedDevice)), which does not count them, is the only
+/// one.
+const fn drive_queue_depth(order: DriveOrder) -> usize {
+    match order {
+        DriveOrder::Epochs => usize::MAX,
+        DriveOrder::None | DriveOrder::Barrier => QUEUE_DEPTH,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use riopipe_media::{AlignedBuf, BlockDevice, Data, Submitted, open_drive};
+    use riopipe_order::write_order::{EpochId, EpochWrite, WriteOrder};
+    use riopipe_session::target::BoundedDevice;
+
+    use super::*;
+
+    #[test]
+    fn operations_that_a_drive_holds_back_keep_no_others_out() {
+        let drive = open_drive("ssd:flash,size=16M,order=op").unwrap();
+        let queue = drive.open_queue(drive_queue_depth(drive.order())).unwrap();
+        let mut bounded = BoundedDevice::new(queue, QUEUE_DEPTH, AlignedBuf::copy_of);
+        // Epoch 0 does not come.
+        let own = EpochId { stream: 1, epoch: 1 };
+        let order = WriteOrder::Epochs(EpochWrite { own, follower: None, barrier: false });
+        for op in 0..QUEUE_DEPTH as u64 {
+            let data = Data::Borrowed(&[0; 4096][..]);
+            assert!(matches!(bounded.write_in_order(op, op, data, order), Submitted::Pending));
+        }
+        assert!(matches!(bounded.read(1 << 20, 0, 1), Submitted::Pending));
+        assert!(matches!(bounded.flush(1 << 21), Submitted::Pending));
     }
 }

@@ -94,13 +94,14 @@ impl Redirections {
                 let mut contents =
                     pieces.iter().flat_map(|piece| piece.as_ref().chunks(BLOCK_BYTES));
                 for at in 0..u64::from(blocks) {
-                    let checksum = contents.next().map(|content| crc32c(0, content));
-                    let place = Place { stream, id, prepared_lba: prepared_lba + at, checksum };
-                    let known = self.places.entry((member, lba + at)).or_insert(place);
+                    let content = contents.next();
                     // A block passes to another stream only when the update of the last one is
                     // home (trap T15).
-                    if known.stream != stream || known.id < id {
-                        *known = place;
+                    let known = self.places.get(&(member, lba + at));
+                    if known.is_none_or(|known| known.stream != stream || known.id < id) {
+                        let checksum = content.map(|content| crc32c(0, content));
+                        let place = Place { stream, id, prepared_lba: prepared_lba + at, checksum };
+                        self.places.insert((member, lba + at), place);
                     }
                 }
             }
