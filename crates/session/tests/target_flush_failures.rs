@@ -5,12 +5,13 @@ mod world;
 
 use riopipe_order::write_order::{DriveOrder, EpochId};
 use riopipe_session::target::Volumes;
-use riopipe_session::target::limits::{DATA_STALL_NS, H2C_DATA_BYTES_MAX, TRANSFER_BYTES_MAX};
+use riopipe_session::target::limits::{CONNECTION_BYTES, DATA_STALL_NS, H2C_DATA_BYTES_MAX};
 use riopipe_session::wire;
 use riopipe_testkit::peer::{self, Digests, HOSTID, HOSTNQN, Received};
 use world::{Parts, SUBNQN, World, block, crc, identity, pattern, riopipe_bytes};
 
-const BLOCKS_MAX: u32 = TRANSFER_BYTES_MAX / 4096;
+/// Blocks of a transfer of four pieces.
+const BLOCKS: u32 = 4 * (CONNECTION_BYTES / 4096) as u32;
 
 fn send_requested(w: &mut World, io: usize, cid: u16, whole: &[u8]) {
     let r2t = w.next(io).expect("an R2T");
@@ -62,8 +63,8 @@ fn t22_a_failed_write_with_fua_does_not_hide_what_its_queue_has_lost() {
 #[test]
 fn t22_an_own_flush_that_fails_between_pieces() {
     let (mut w, io, _) = two(true);
-    let data = pattern(1, BLOCKS_MAX as usize);
-    w.command(io, peer::write_r2t(1, 1, 0, BLOCKS_MAX), &[]);
+    let data = pattern(1, BLOCKS as usize);
+    w.command(io, peer::write_r2t(1, 1, 0, BLOCKS), &[]);
     send_requested(&mut w, io, 1, &data);
     let r2t = w.next(io).unwrap();
     w.host.drives[0].failing = true;
@@ -96,8 +97,8 @@ fn t22_an_own_flush_that_fails_while_a_write_is_at_the_drive() {
 #[test]
 fn t22_a_good_flush_between_pieces_then_a_failure_elsewhere() {
     let (mut w, io, other) = two(true);
-    let data = pattern(1, BLOCKS_MAX as usize);
-    w.command(io, peer::write_r2t(1, 1, 0, BLOCKS_MAX), &[]);
+    let data = pattern(1, BLOCKS as usize);
+    w.command(io, peer::write_r2t(1, 1, 0, BLOCKS), &[]);
     send_requested(&mut w, io, 1, &data);
     let r2t = w.next(io).unwrap();
     assert_eq!(w.call(io, peer::flush(2, 1), &[]).status, 0);
@@ -114,8 +115,8 @@ fn t22_a_good_flush_between_pieces_then_a_failure_elsewhere() {
 #[test]
 fn t22_a_reported_failure_does_not_hide_the_loss_of_a_piece() {
     let (mut w, io, other) = two(true);
-    let data = pattern(1, BLOCKS_MAX as usize);
-    w.command(io, peer::write_r2t(1, 1, 0, BLOCKS_MAX), &[]);
+    let data = pattern(1, BLOCKS as usize);
+    w.command(io, peer::write_r2t(1, 1, 0, BLOCKS), &[]);
     send_requested(&mut w, io, 1, &data);
     fail_a_flush(&mut w, other); // piece 0 may be lost
     let r2t = w.next(io).unwrap();
@@ -165,8 +166,8 @@ fn t22_a_flush_does_not_answer_for_a_write_in_flight() {
 #[test]
 fn the_time_limit_for_a_piece_begins_with_its_r2t() {
     let (mut w, io, _) = two(false);
-    let data = pattern(1, BLOCKS_MAX as usize);
-    w.command(io, peer::write_r2t(1, 1, 0, BLOCKS_MAX), &[]);
+    let data = pattern(1, BLOCKS as usize);
+    w.command(io, peer::write_r2t(1, 1, 0, BLOCKS), &[]);
     w.host.drives[0].holds = true;
     send_requested(&mut w, io, 1, &data);
     w.host.now += DATA_STALL_NS + 1;
@@ -182,17 +183,17 @@ fn the_time_limit_for_a_piece_begins_with_its_r2t() {
 fn a_connection_that_closes_between_pieces_drains() {
     for kind in ["read waits", "read at drive", "write receives", "write at drive"] {
         let (mut w, io, _) = two(true);
-        let data = pattern(1, BLOCKS_MAX as usize);
+        let data = pattern(1, BLOCKS as usize);
         w.host.drives[0].holds = kind.ends_with("at drive");
         if kind.starts_with("read") {
             w.links[io].reading = false;
             w.host.shared.set_memory(128 << 10);
-            w.command(io, peer::read(1, 1, 0, BLOCKS_MAX), &[]);
+            w.command(io, peer::read(1, 1, 0, BLOCKS), &[]);
             if kind == "read at drive" {
                 w.complete(0, 0);
             }
         } else {
-            w.command(io, peer::write_r2t(1, 1, 0, BLOCKS_MAX).byte(51, 0x40), &[]);
+            w.command(io, peer::write_r2t(1, 1, 0, BLOCKS).byte(51, 0x40), &[]);
             send_requested(&mut w, io, 1, &data);
         }
         w.hang_up(io);
@@ -211,8 +212,8 @@ fn many_large_reads_do_not_starve_a_small_one() {
     let data = peer::connect_data(SUBNQN, HOSTNQN, HOSTID, cntlid);
     assert_eq!(w.call(io, peer::connect(0, 1, 3, 0), &data).status, 0);
     w.links[io].reading = false;
-    w.command(io, peer::read(1, 1, 0, BLOCKS_MAX), &[]);
-    w.command(io, peer::read(2, 1, 0, BLOCKS_MAX), &[]);
+    w.command(io, peer::read(1, 1, 0, BLOCKS), &[]);
+    w.command(io, peer::read(2, 1, 0, BLOCKS), &[]);
     w.command(io, peer::read(3, 1, 0, 1), &[]);
     w.resume_reading(io);
     for _ in 0..40 {

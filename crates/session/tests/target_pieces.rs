@@ -12,9 +12,11 @@ use riopipe_testkit::peer::{self, Digests, HOSTID, HOSTNQN, Received, Sqe};
 use world::recovery::{RIVAL, RIVAL_ID};
 use world::{Owner, Parts, SUBNQN, What, World, attribute, block, crc, identity, ordered, pattern};
 
-/// Blocks of the largest transfer, and of a piece.
-const BLOCKS_MAX: u32 = TRANSFER_BYTES_MAX / 4096;
+/// Blocks of a piece, and of a transfer of four pieces.
 const PIECE_BLOCKS: usize = CONNECTION_BYTES / 4096;
+const BLOCKS: u32 = 4 * PIECE_BLOCKS as u32;
+/// Blocks of the largest transfer.
+const BLOCKS_MAX: u32 = TRANSFER_BYTES_MAX / 4096;
 
 /// A host with one I/O queue, whose PDUs have these digests.
 fn host(w: &mut World, digests: Digests) -> usize {
@@ -97,7 +99,7 @@ fn only_the_last_data_of_a_read_carries_its_success() {
     let data = peer::connect_data(SUBNQN, HOSTNQN, HOSTID, cntlid);
     let no_flow_control = peer::connect(0, 1, 127, 0).byte(46, 0x04);
     assert_eq!(w.call(io, no_flow_control, &data).status, 0);
-    w.command(io, peer::read(2, 1, 0, BLOCKS_MAX), &[]);
+    w.command(io, peer::read(2, 1, 0, BLOCKS), &[]);
     let flags: Vec<u8> = std::iter::from_fn(|| w.next(io)).map(|pdu| pdu.flags & 0x0c).collect();
     assert_eq!(flags, [0, 0, 0, 0x0c], "LAST_PDU and SUCCESS");
 }
@@ -112,9 +114,9 @@ fn t28_a_large_command_needs_no_more_than_the_own_share() {
     let io = w.initialize(Digests::default(), 0);
     let data = peer::connect_data(SUBNQN, HOSTNQN, HOSTID, cntlid);
     assert_eq!(w.call(io, peer::connect(0, 1, 3, 0), &data).status, 0);
-    let data = pattern(1, BLOCKS_MAX as usize);
-    w.command(io, peer::write_r2t(1, 1, 0, BLOCKS_MAX), &[]);
-    w.command(io, peer::read(2, 1, 0, BLOCKS_MAX), &[]);
+    let data = pattern(1, BLOCKS as usize);
+    w.command(io, peer::write_r2t(1, 1, 0, BLOCKS), &[]);
+    w.command(io, peer::read(2, 1, 0, BLOCKS), &[]);
     for piece in 0..4 {
         send_requested(&mut w, io, 1, &data);
         let is_read = |(_, what): &(u64, What)| matches!(what, What::Read(_));
@@ -123,7 +125,7 @@ fn t28_a_large_command_needs_no_more_than_the_own_share() {
     assert_eq!(w.next(io).unwrap().completion().status, 0);
     // The host takes nothing. Data of one piece waits to be sent, and no more is read.
     w.links[io].reading = false;
-    w.command(io, peer::read(3, 1, 0, BLOCKS_MAX), &[]);
+    w.command(io, peer::read(3, 1, 0, BLOCKS), &[]);
     assert!(w.links[io].out.len_bytes() <= CONNECTION_BYTES + 4096);
     w.resume_reading(io);
     for _ in 0..20 {
@@ -138,8 +140,8 @@ fn t28_a_large_command_needs_no_more_than_the_own_share() {
 fn t21_no_piece_of_a_plain_write_lands_behind_a_claim() {
     let mut w = World::new(&[false]);
     let io = host(&mut w, Digests::default());
-    let data = pattern(1, BLOCKS_MAX as usize);
-    w.command(io, peer::write_r2t(1, 1, 0, BLOCKS_MAX), &[]);
+    let data = pattern(1, BLOCKS as usize);
+    w.command(io, peer::write_r2t(1, 1, 0, BLOCKS), &[]);
     send_requested(&mut w, io, 1, &data);
     let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
     let claim = w.first_claim();
@@ -155,14 +157,14 @@ fn t21_no_piece_of_a_plain_write_lands_behind_a_claim() {
 fn a_write_ends_with_the_piece_that_fails() {
     let mut w = World::new(&[false]);
     let io = host(&mut w, Digests::default());
-    let data = pattern(1, BLOCKS_MAX as usize);
-    w.command(io, peer::write_r2t(1, 1, 0, BLOCKS_MAX), &[]);
+    let data = pattern(1, BLOCKS as usize);
+    w.command(io, peer::write_r2t(1, 1, 0, BLOCKS), &[]);
     send_requested(&mut w, io, 1, &data);
     w.host.drives[0].failing = true;
     send_requested(&mut w, io, 1, &data);
     assert_eq!(w.next(io).unwrap().completion().status, 0x280);
     w.host.drives[0].failing = false;
-    w.command(io, peer::read(2, 1, 0, BLOCKS_MAX), &[]);
+    w.command(io, peer::read(2, 1, 0, BLOCKS), &[]);
     assert_eq!(std::iter::from_fn(|| w.next(io)).count(), 5, "four pieces and the completion");
 }
 
@@ -170,7 +172,7 @@ fn a_write_ends_with_the_piece_that_fails() {
 /// write makes nothing durable that was lost, also where another FLUSH of the queue has reported it.
 #[test]
 fn t22_a_write_with_fua_answers_for_what_a_failed_flush_has_lost() {
-    for (blocks, in_pieces) in [(1, false), (BLOCKS_MAX, true)] {
+    for (blocks, in_pieces) in [(1, false), (BLOCKS, true)] {
         for is_told in [false, true] {
             let mut w = World::new(&[true]);
             let (_, cntlid) = w.admin();
@@ -216,15 +218,15 @@ fn a_command_in_pieces_is_aborted_before_its_first_piece_only() {
     let (admin, cntlid) = w.admin();
     let io = w.io(cntlid, 1);
     let abort = |cid: u16| Sqe::new(0x08, 900, 0).dword(10, u32::from(cid) << 16 | 1);
-    let data = pattern(1, BLOCKS_MAX as usize);
-    w.command(io, peer::write_r2t(1, 1, 0, BLOCKS_MAX), &[]);
+    let data = pattern(1, BLOCKS as usize);
+    w.command(io, peer::write_r2t(1, 1, 0, BLOCKS), &[]);
     send_requested(&mut w, io, 1, &data);
     assert_eq!(w.call(admin, abort(1), &[]).result, 1, "not aborted");
     for _ in 1..4 {
         send_requested(&mut w, io, 1, &data);
     }
     assert_eq!(w.next(io).unwrap().completion().status, 0);
-    w.command(io, peer::write_r2t(2, 1, 0, BLOCKS_MAX), &[]);
+    w.command(io, peer::write_r2t(2, 1, 0, BLOCKS), &[]);
     assert_eq!(w.call(admin, abort(2), &[]).result, 0, "aborted");
     // The requested data comes nevertheless, and is dropped.
     send_requested(&mut w, io, 2, &data);
@@ -266,7 +268,7 @@ fn large_commands_share_the_budget_of_their_connection() {
     let mut w = World::new(&[false]);
     let io = host(&mut w, Digests::default());
     for cid in 1..=16 {
-        w.command(io, peer::write_r2t(cid, 1, 0, BLOCKS_MAX), &[]);
+        w.command(io, peer::write_r2t(cid, 1, 0, BLOCKS), &[]);
     }
     let requested = std::iter::from_fn(|| w.next(io)).map(|r2t| r2t.u32(16) as usize);
     assert_eq!(requested.sum::<usize>(), TRANSFER_BUDGET);

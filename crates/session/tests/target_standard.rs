@@ -236,7 +236,7 @@ fn identify_describes_controller_and_namespaces() {
     let (id, _) = w.fetch(at, peer::identify(1, 0x01, 0));
     assert_eq!(&id[4..11], b"RIO0001");
     assert_eq!(&id[24..34], b"Rio target");
-    assert_eq!(id[77], 10, "MDTS: 4 MiB");
+    assert_eq!(id[77], 11, "MDTS: 8 MiB");
     assert_eq!(u16::from_le_bytes([id[78], id[79]]), cntlid);
     assert_eq!(id[111], 1, "an I/O controller");
     assert_eq!((id[512], id[513]), (0x66, 0x44));
@@ -674,8 +674,8 @@ fn what_is_wrong_with_a_command_is_reported() {
         ("across the end", peer::read(1, 1, last, 2), &[], 0x80),
         ("far beyond", peer::write(1, 1, u64::MAX, 1), &one, 0x80),
         ("zeroes beyond", peer::write_zeroes(1, 1, last, 2, true), &[], 0x80),
-        ("more than MDTS", peer::write_r2t(1, 1, 0, 1025), &[], 0x02),
-        ("more than MDTS, read", peer::read(1, 1, 0, 1025), &[], 0x02),
+        ("more than MDTS", peer::write_r2t(1, 1, 0, 2049), &[], 0x02),
+        ("more than MDTS, read", peer::read(1, 1, 0, 2049), &[], 0x02),
         ("too little data", peer::write(1, 1, 0, 2).inline(4096), &one, 0x0f),
         ("too little announced", peer::write(1, 1, 0, 1).inline(512), &one, 0x0f),
         ("data beside the point", peer::write_r2t(1, 1, 0, 1), &one, 0x0f),

@@ -8,9 +8,9 @@ pub const BLOCK_SIZE: u32 = riopipe_order::block_device::BLOCK_BYTES as u32;
 pub const IN_CAPSULE_BYTES: u32 = 32 * 1024;
 /// In-capsule data of admin and Fabrics commands, bytes (TCP §3.3.2.1: 8 KiB).
 pub const ADMIN_CAPSULE_BYTES: u32 = 8 * 1024;
-/// The largest transfer of one command, as a power of two of 4 KiB pages: 2¹⁰ pages are 4 MiB. NVMe
+/// The largest transfer of one command, as a power of two of 4 KiB pages: 2¹¹ pages are 8 MiB. NVMe
 /// calls it Maximum Data Transfer Size.
-pub const MDTS: u8 = 10;
+pub const MDTS: u8 = 11;
 /// The largest transfer of one command ([`MDTS`]), bytes.
 pub const TRANSFER_BYTES_MAX: u32 = 4096 << MDTS;
 /// The most bytes of data in one H2CData PDU (MAXH2CDATA).
