@@ -516,59 +516,6 @@ fn t22_a_plain_flush_answers_for_what_a_failed_one_has_lost() {
     assert_eq!(w.call(undoing, peer::flush(4, 1), &[]).status, 0);
 }
 
-/// Two FLUSHes of a connection are in flight when one of another connection fails. Both cover the
-/// writes that may be lost, whichever is answered first.
-#[test]
-fn t22_each_plain_flush_in_flight_with_a_failed_one_answers_for_it() {
-    for first in [0, 1] {
-        let mut w = World::new(&[true]);
-        let Owner { io, cntlid, .. } = w.owner();
-        let other = w.io(cntlid, 2);
-        assert_eq!(w.call(io, peer::write(1, 1, 50, 1), &block(1)).status, 0);
-        w.host.drives[0].failing = true;
-        assert_eq!(w.call(other, peer::flush(1, 1), &[]).status, 0x280);
-        w.host.drives[0].failing = false;
-        w.host.drives[0].holds = true;
-        w.command(io, peer::flush(2, 1), &[]);
-        w.command(io, peer::flush(3, 1), &[]);
-        w.complete(0, first);
-        w.host.drives[0].holds = false;
-        w.complete_all(0);
-        let mut answers = statuses(&mut w, io);
-        answers.sort_unstable();
-        assert_eq!(answers, [(2, 0x280), (3, 0x280)], "{first}");
-        // The host knows now. It writes and flushes again.
-        assert_eq!(w.call(io, peer::write(4, 1, 50, 1), &block(1)).status, 0);
-        assert_eq!(w.call(io, peer::flush(5, 1), &[]).status, 0);
-    }
-}
-
-/// A FLUSH that begins behind the report of a failure does not report it again, also while one
-/// before that report is in flight. Otherwise FLUSHes without a pause would fail for ever.
-#[test]
-fn t22_a_plain_flush_behind_the_report_of_a_failure_succeeds() {
-    let mut w = World::new(&[true]);
-    let Owner { io, cntlid, .. } = w.owner();
-    let other = w.io(cntlid, 2);
-    assert_eq!(w.call(io, peer::write(1, 1, 50, 1), &block(1)).status, 0);
-    w.host.drives[0].failing = true;
-    assert_eq!(w.call(other, peer::flush(1, 1), &[]).status, 0x280);
-    w.host.drives[0].failing = false;
-    w.host.drives[0].holds = true;
-    w.command(io, peer::flush(2, 1), &[]);
-    w.command(io, peer::flush(3, 1), &[]);
-    w.complete(0, 0);
-    assert_eq!(statuses(&mut w, io), [], "in doubt, because the other one may fail");
-    w.command(io, peer::flush(4, 1), &[]);
-    w.complete(0, 0);
-    assert_eq!(statuses(&mut w, io)[0], (2, 0x280));
-    w.command(io, peer::flush(5, 1), &[]);
-    w.host.drives[0].holds = false;
-    w.complete_all(0);
-    let answers = statuses(&mut w, io);
-    assert!(answers.contains(&(4, 0x280)) && answers.contains(&(5, 0)), "{answers:?}");
-}
-
 #[test]
 fn t22_a_plain_flush_covers_what_was_complete_and_nothing_else() {
     for in_flight in ["its own write", "a read", "another drive's write", "an ordered write"] {

@@ -5,10 +5,10 @@ mod world;
 use riopipe_order::write_order::DriveOrder;
 use riopipe_session::target::Volumes;
 use riopipe_session::target::limits::{
-    CONNECTION_BYTES, H2C_DATA_BYTES_MAX, TRANSFER_BUDGET, TRANSFER_BYTES_MAX,
+    CONNECTION_BYTES, DATA_STALL_NS, TRANSFER_BUDGET, TRANSFER_BYTES_MAX,
 };
 use riopipe_session::wire::ORDERED_BYTES_MAX;
-use riopipe_testkit::peer::{self, Digests, HOSTID, HOSTNQN, Received, Sqe};
+use riopipe_testkit::peer::{self, Digests, HOSTID, HOSTNQN, Sqe};
 use world::recovery::{RIVAL, RIVAL_ID};
 use world::{Owner, Parts, SUBNQN, What, World, attribute, block, crc, identity, ordered, pattern};
 
@@ -27,26 +27,6 @@ fn host(w: &mut World, digests: Digests) -> usize {
     io
 }
 
-/// Sends the data that the next R2T requests. Returns the offset and the length of this data.
-fn send_requested(w: &mut World, io: usize, cid: u16, whole: &[u8]) -> (u32, u32) {
-    let r2t = w.next(io).expect("an R2T");
-    assert_eq!((r2t.kind, r2t.u16(8)), (0x09, cid), "{r2t:?}");
-    send_data(w, io, &r2t, whole)
-}
-
-/// Sends the data that an R2T requests, in PDUs of the largest size.
-fn send_data(w: &mut World, io: usize, r2t: &Received, whole: &[u8]) -> (u32, u32) {
-    let cid = r2t.u16(8);
-    let (tag, from, len) = (r2t.u16(10), r2t.u32(12), r2t.u32(16));
-    let digests = w.links[io].digests;
-    for at in (from..from + len).step_by(H2C_DATA_BYTES_MAX as usize) {
-        let end = (at + H2C_DATA_BYTES_MAX).min(from + len);
-        let data = &whole[at as usize..end as usize];
-        w.send(io, &peer::h2c_data(digests, cid, tag, at, data, end == from + len));
-    }
-    (from, len)
-}
-
 /// The blocks of a drive from `lba` on.
 fn content(w: &World, lba: u64, blocks: u32) -> Vec<u8> {
     (lba..lba + u64::from(blocks)).flat_map(|lba| w.host.drives[0].block(lba)).collect()
@@ -63,7 +43,7 @@ fn large_writes_and_reads_are_exact() {
             w.command(io, peer::write_r2t(1, 1, 100, blocks), &[]);
             let mut sent = 0;
             while sent < data.len() as u32 {
-                let (from, len) = send_requested(&mut w, io, 1, &data);
+                let (from, len) = w.send_requested(io, 1, &data);
                 assert_eq!(from, sent);
                 assert!(len as usize <= CONNECTION_BYTES);
                 sent += len;
@@ -118,7 +98,7 @@ fn t28_a_large_command_needs_no_more_than_the_own_share() {
     w.command(io, peer::write_r2t(1, 1, 0, BLOCKS), &[]);
     w.command(io, peer::read(2, 1, 0, BLOCKS), &[]);
     for piece in 0..4 {
-        send_requested(&mut w, io, 1, &data);
+        w.send_requested(io, 1, &data);
         let is_read = |(_, what): &(u64, What)| matches!(what, What::Read(_));
         assert!(piece == 3 || !w.host.drives[0].history.iter().any(is_read), "the read waits");
     }
@@ -142,11 +122,11 @@ fn t21_no_piece_of_a_plain_write_lands_behind_a_claim() {
     let io = host(&mut w, Digests::default());
     let data = pattern(1, BLOCKS as usize);
     w.command(io, peer::write_r2t(1, 1, 0, BLOCKS), &[]);
-    send_requested(&mut w, io, 1, &data);
+    w.send_requested(io, 1, &data);
     let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
     let claim = w.first_claim();
     assert_eq!(w.claim(rival, &claim).unwrap().status, 0);
-    send_requested(&mut w, io, 1, &data);
+    w.send_requested(io, 1, &data);
     assert_ne!(w.next(io).unwrap().completion().status, 0);
     let writes = w.host.drives[0].history.iter().filter(|(_, what)| matches!(what, What::Write(_)));
     assert_eq!(writes.count(), 1);
@@ -159,56 +139,13 @@ fn a_write_ends_with_the_piece_that_fails() {
     let io = host(&mut w, Digests::default());
     let data = pattern(1, BLOCKS as usize);
     w.command(io, peer::write_r2t(1, 1, 0, BLOCKS), &[]);
-    send_requested(&mut w, io, 1, &data);
+    w.send_requested(io, 1, &data);
     w.host.drives[0].failing = true;
-    send_requested(&mut w, io, 1, &data);
+    w.send_requested(io, 1, &data);
     assert_eq!(w.next(io).unwrap().completion().status, 0x280);
     w.host.drives[0].failing = false;
     w.command(io, peer::read(2, 1, 0, BLOCKS), &[]);
     assert_eq!(std::iter::from_fn(|| w.next(io)).count(), 5, "four pieces and the completion");
-}
-
-/// A FLUSH fails while a write with FUA is at the drive or waits for its next piece. The FLUSH of the
-/// write makes nothing durable that was lost, also where another FLUSH of the queue has reported it.
-#[test]
-fn t22_a_write_with_fua_answers_for_what_a_failed_flush_has_lost() {
-    for (blocks, in_pieces) in [(1, false), (BLOCKS, true)] {
-        for is_told in [false, true] {
-            let mut w = World::new(&[true]);
-            let (_, cntlid) = w.admin();
-            let [io, other] = [w.io(cntlid, 1), w.io(cntlid, 2)];
-            let data = pattern(1, blocks as usize);
-            if in_pieces {
-                w.command(io, peer::write_r2t(1, 1, 0, blocks).byte(51, 0x40), &[]);
-                send_requested(&mut w, io, 1, &data);
-            } else {
-                w.host.drives[0].holds = true;
-                w.command(io, peer::write(1, 1, 0, 1).byte(51, 0x40), &data);
-                w.host.drives[0].holds = false;
-            }
-            let failed = |w: &mut World| {
-                w.host.drives[0].failing = true;
-                assert_eq!(w.call(other, peer::flush(1, 1), &[]).status, 0x280);
-                w.host.drives[0].failing = false;
-            };
-            failed(&mut w);
-            if is_told {
-                let r2t = in_pieces.then(|| w.next(io).unwrap());
-                assert_eq!(w.call(io, peer::flush(9, 1), &[]).status, 0x280);
-                if let Some(r2t) = r2t {
-                    send_data(&mut w, io, &r2t, &data);
-                }
-            }
-            if in_pieces {
-                for _ in usize::from(is_told) + 1..4 {
-                    send_requested(&mut w, io, 1, &data);
-                }
-            } else {
-                w.complete_all(0);
-            }
-            assert_eq!(w.next(io).unwrap().completion().status, 0x280, "{blocks} {is_told}");
-        }
-    }
 }
 
 /// A write whose first piece has landed is not aborted: an aborted command has had no effect.
@@ -220,16 +157,16 @@ fn a_command_in_pieces_is_aborted_before_its_first_piece_only() {
     let abort = |cid: u16| Sqe::new(0x08, 900, 0).dword(10, u32::from(cid) << 16 | 1);
     let data = pattern(1, BLOCKS as usize);
     w.command(io, peer::write_r2t(1, 1, 0, BLOCKS), &[]);
-    send_requested(&mut w, io, 1, &data);
+    w.send_requested(io, 1, &data);
     assert_eq!(w.call(admin, abort(1), &[]).result, 1, "not aborted");
     for _ in 1..4 {
-        send_requested(&mut w, io, 1, &data);
+        w.send_requested(io, 1, &data);
     }
     assert_eq!(w.next(io).unwrap().completion().status, 0);
     w.command(io, peer::write_r2t(2, 1, 0, BLOCKS), &[]);
     assert_eq!(w.call(admin, abort(2), &[]).result, 0, "aborted");
     // The requested data comes nevertheless, and is dropped.
-    send_requested(&mut w, io, 2, &data);
+    w.send_requested(io, 2, &data);
     assert_eq!(w.next(io).unwrap().completion().status, 0x07);
     assert_eq!(w.call(io, peer::write(3, 1, 0, 1), &block(1)).status, 0);
 }
@@ -272,4 +209,75 @@ fn large_commands_share_the_budget_of_their_connection() {
     }
     let requested = std::iter::from_fn(|| w.next(io)).map(|r2t| r2t.u32(16) as usize);
     assert_eq!(requested.sum::<usize>(), TRANSFER_BUDGET);
+}
+
+/// The drive takes long for a piece. The time limit for the data of the next one begins with its R2T.
+#[test]
+fn the_time_limit_for_a_piece_begins_with_its_r2t() {
+    let (mut w, io, _) = World::with_two_queues(false);
+    let data = pattern(1, BLOCKS as usize);
+    w.command(io, peer::write_r2t(1, 1, 0, BLOCKS), &[]);
+    w.host.drives[0].holds = true;
+    w.send_requested(io, 1, &data);
+    w.host.now += DATA_STALL_NS + 1;
+    w.tick();
+    assert!(w.links[io].closed.is_none(), "it waits for the drive");
+    w.complete(0, 0);
+    w.tick();
+    assert!(w.links[io].closed.is_none(), "{:?}", w.links[io].closed);
+}
+
+/// A read whose connection is closed between two pieces, and while one is at the drive.
+#[test]
+fn a_connection_that_closes_between_pieces_drains() {
+    for kind in ["read waits", "read at drive", "write receives", "write at drive"] {
+        let (mut w, io, _) = World::with_two_queues(true);
+        let data = pattern(1, BLOCKS as usize);
+        w.host.drives[0].holds = kind.ends_with("at drive");
+        if kind.starts_with("read") {
+            w.links[io].reading = false;
+            w.host.shared.set_memory(128 << 10);
+            w.command(io, peer::read(1, 1, 0, BLOCKS), &[]);
+            if kind == "read at drive" {
+                w.complete(0, 0);
+            }
+        } else {
+            w.command(io, peer::write_r2t(1, 1, 0, BLOCKS).byte(51, 0x40), &[]);
+            w.send_requested(io, 1, &data);
+        }
+        w.hang_up(io);
+        w.complete_all(0);
+        assert!(w.links[io].conn.is_drained(), "{kind}");
+    }
+}
+
+/// Large reads and small ones of a queue share its memory: none starves.
+#[test]
+fn many_large_reads_do_not_starve_a_small_one() {
+    let mut w = World::new(&[false]);
+    w.host.shared.set_memory(128 << 10);
+    let (_, cntlid) = w.admin();
+    let io = w.initialize(Digests::default(), 0);
+    let data = peer::connect_data(SUBNQN, HOSTNQN, HOSTID, cntlid);
+    assert_eq!(w.call(io, peer::connect(0, 1, 3, 0), &data).status, 0);
+    w.links[io].reading = false;
+    w.command(io, peer::read(1, 1, 0, BLOCKS), &[]);
+    w.command(io, peer::read(2, 1, 0, BLOCKS), &[]);
+    w.command(io, peer::read(3, 1, 0, 1), &[]);
+    w.resume_reading(io);
+    for _ in 0..40 {
+        w.send(io, &[]);
+    }
+    let mut ended = Vec::new();
+    let mut next = [0u32; 4];
+    while let Some(pdu) = w.next(io) {
+        if pdu.kind == 0x07 {
+            let cid = usize::from(pdu.u16(8));
+            assert_eq!(pdu.u32(12), next[cid]);
+            next[cid] += pdu.data.len() as u32;
+        } else {
+            ended.push(pdu.completion().cid);
+        }
+    }
+    assert_eq!(ended.len(), 3, "{ended:?}");
 }

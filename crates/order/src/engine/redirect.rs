@@ -150,6 +150,8 @@ pub(super) struct Redirects<P> {
     awaits_earlier_reads: bool,
     /// The changes that the caller has not taken.
     changes: VecDeque<Redirection<P>>,
+    /// The stream has failed.
+    is_rolled_back: bool,
 }
 
 impl<P: Clone> Redirects<P> {
@@ -168,6 +170,7 @@ impl<P: Clone> Redirects<P> {
             released: start,
             awaits_earlier_reads: is_enabled,
             changes: VecDeque::new(),
+            is_rolled_back: false,
         }
     }
 
@@ -263,7 +266,8 @@ impl<P: Clone> Redirects<P> {
     /// Notes that the stream has failed: only updates of groups up to `durable` are certain to be in
     /// the area.
     pub(super) fn roll_back(&mut self, durable: Seq) {
-        if self.rings.is_empty() {
+        // A stream fails once, but each of its requests that fails leads here.
+        if self.rings.is_empty() || core::mem::replace(&mut self.is_rolled_back, true) {
             return;
         }
         self.changes.push_back(Redirection::RolledBack(durable));

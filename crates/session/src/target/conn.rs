@@ -42,7 +42,7 @@ use super::limits::{
 };
 use super::ordered::OrderedQueue;
 use super::plain::PlainIo;
-use super::shared::{Notice, note_received};
+use super::shared::{DriveChange, Notice, note_received};
 use crate::outbox::Outbox;
 
 /// Nanoseconds per millisecond.
@@ -363,8 +363,8 @@ impl<E: TargetEnv> TargetConn<E> {
                         admin.on_fence_ended(&mut self.context, id, env, outbox);
                     }
                 }
-                Notice::FlushRoundEnded => self.resolve_doubts(env, outbox),
-                Notice::SequenceChanged => {
+                Notice::DriveChanged(DriveChange::FlushRound) => self.resolve_doubts(env, outbox),
+                Notice::DriveChanged(DriveChange::Sequence) => {
                     self.plain.on_sequence_changed(&mut self.context, env, outbox);
                     self.batch_ended(env, outbox);
                 }

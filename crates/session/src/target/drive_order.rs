@@ -27,6 +27,7 @@ use super::context::{Context, update_shared};
 use super::env::{TargetEnv, status_of};
 use super::ids::OpId;
 use super::plain::{CheckedWrite, PlainIo, note_failures_before};
+use super::shared::DriveChange;
 use super::sync::{AtomicU64, Ordering};
 use crate::outbox::Outbox;
 use crate::wire;
@@ -405,7 +406,7 @@ impl PlainIo {
         let ns_index = usize::from(context.commands[index].ns_index);
         let sequence = &context.namespaces.at(ns_index).state.sequence;
         let begun = sequence.on_started(result.is_ok());
-        update_shared(env, |shared| shared.sequence_changed(ns_index));
+        update_shared(env, |shared| shared.drive_changed(ns_index, DriveChange::Sequence));
         let writes = self.ordered_writes.of(ns_index);
         (writes.starting, writes.sequence) = (None, begun);
         if begun.is_none() {
@@ -531,7 +532,7 @@ impl<E: TargetEnv> Context<E> {
     /// wait for the end of an old one.
     fn leave_sequence(&self, ns_index: usize, joined: Option<u64>, has_failed: bool, env: &mut E) {
         if self.namespaces.at(ns_index).state.sequence.leave(joined, has_failed) {
-            update_shared(env, |shared| shared.sequence_changed(ns_index));
+            update_shared(env, |shared| shared.drive_changed(ns_index, DriveChange::Sequence));
         }
     }
 
@@ -539,7 +540,7 @@ impl<E: TargetEnv> Context<E> {
     /// need not wait any more.
     fn awaits_sequence(&self, ns_index: usize, env: &mut E) -> bool {
         let conn = self.id;
-        update_shared(env, |shared| shared.await_sequence(ns_index, conn));
+        update_shared(env, |shared| shared.await_change(ns_index, DriveChange::Sequence, conn));
         // The change may have come before the connection was registered.
         self.namespaces.at(ns_index).state.sequence.is_between_sequences()
     }

@@ -10,6 +10,7 @@ use super::commands::Stage;
 use super::context::{Context, update_shared};
 use super::env::TargetEnv;
 use super::ids::OpId;
+use super::shared::DriveChange;
 
 impl<E: TargetEnv> Context<E> {
     /// Submits the FLUSH of a command: of all epochs of a stream before this one, or of all that has
@@ -54,9 +55,9 @@ impl<E: TargetEnv> Context<E> {
             }
         }
         let Some(ticket) = command.flush_ticket.take() else { return false };
-        let doubt = state
-            .flushes
-            .end(ticket, || update_shared(env, |shared| shared.flush_round_ended(ns_index)));
+        let doubt = state.flushes.end(ticket, || {
+            update_shared(env, |shared| shared.drive_changed(ns_index, DriveChange::FlushRound))
+        });
         command.doubt = doubt;
         // Only a success may be in doubt. On a connection that ends, no completion is sent, and the
         // gate ignores the result.
@@ -76,7 +77,11 @@ impl<E: TargetEnv> Context<E> {
         let command = &self.commands[index];
         let Some(doubt) = command.doubt else { return false };
         let (ns_index, conn) = (usize::from(command.ns_index), self.id);
-        let register = || update_shared(env, |shared| shared.await_flush_round(ns_index, conn));
+        let register = || {
+            update_shared(env, |shared| {
+                shared.await_change(ns_index, DriveChange::FlushRound, conn)
+            })
+        };
         self.namespaces.at(ns_index).state.flushes.is_still_in_doubt(doubt, register)
     }
 

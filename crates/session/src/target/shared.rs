@@ -20,6 +20,7 @@ use riopipe_order::region::{Region, RegionError};
 
 pub use self::controllers::{AttachError, Controller};
 pub(super) use self::controllers::{Attached, IoQueue};
+pub(super) use self::notices::DriveChange;
 use self::notices::Fence;
 pub use self::notices::{FenceScope, Notice};
 use super::budget::{Budget, Reservation};
@@ -66,11 +67,8 @@ pub struct Shared<R: Region> {
     next_association: u64,
     next_fence_id: u64,
     next_abort_id: u64,
-    /// By namespace index: the connections with a FLUSH whose success is in doubt (trap T29).
-    conns_in_doubt: BTreeMap<usize, Vec<ConnId>>,
-    /// By namespace index: the connections with a write that waits for a change of the drive's
-    /// sequence of epochs.
-    conns_awaiting_sequence: BTreeMap<usize, Vec<ConnId>>,
+    /// By namespace index: the connections that wait for a change of the drive.
+    conns_awaiting_change: BTreeMap<(usize, DriveChange), Vec<ConnId>>,
     /// The connections to wake when the lock is released.
     conns_to_wake: Vec<ConnId>,
     /// Volumes, their owners and logs.
@@ -108,8 +106,7 @@ impl<R: Region> Shared<R> {
             next_association: 1,
             next_fence_id: 1,
             next_abort_id: 1,
-            conns_in_doubt: BTreeMap::new(),
-            conns_awaiting_sequence: BTreeMap::new(),
+            conns_awaiting_change: BTreeMap::new(),
             conns_to_wake: Vec::new(),
             volumes,
             discovery_generation: 1,

@@ -16,6 +16,7 @@ use riopipe_order::region::{MemRegion, Region, RegionError};
 use riopipe_order::write_order::{DriveOrder, EpochId, WriteOrder};
 use riopipe_session::outbox::Outbox;
 use riopipe_session::stages::Spent;
+use riopipe_session::target::limits::H2C_DATA_BYTES_MAX;
 use riopipe_session::target::{
     Closed, ConnId, Event, Identity, NamespaceConfig, Namespaces, OpId, Shared, Split, TargetConn,
     TargetEnv, Volumes,
@@ -560,6 +561,41 @@ impl World {
         let data = self.next(at).expect("data");
         assert_eq!(data.kind, 0x07, "C2HData: {data:x?}");
         (data.data, self.next(at).expect("an answer").completion())
+    }
+
+    /// A drive, with a volatile cache or without, and two I/O queues of a host.
+    pub(crate) fn with_two_queues(volatile: bool) -> (Self, usize, usize) {
+        let mut world = Self::new(&[volatile]);
+        let (_, cntlid) = world.admin();
+        let [first, second] = [1, 2].map(|qid| world.io(cntlid, qid));
+        (world, first, second)
+    }
+
+    /// A plain FLUSH of drive 0 fails.
+    pub(crate) fn fail_a_flush(&mut self, at: usize) {
+        self.host.drives[0].failing = true;
+        assert_eq!(self.call(at, peer::flush(1, 1), &[]).status, 0x280);
+        self.host.drives[0].failing = false;
+    }
+
+    /// Sends the data that the next R2T of a command requests. Returns the offset and the length of
+    /// this data.
+    pub(crate) fn send_requested(&mut self, at: usize, cid: u16, whole: &[u8]) -> (u32, u32) {
+        let r2t = self.next(at).expect("an R2T");
+        assert_eq!((r2t.kind, r2t.u16(8)), (0x09, cid), "{r2t:?}");
+        self.send_data(at, &r2t, whole)
+    }
+
+    /// Sends the data that an R2T requests, in PDUs of the largest size.
+    pub(crate) fn send_data(&mut self, at: usize, r2t: &Received, whole: &[u8]) -> (u32, u32) {
+        let (cid, tag, from, len) = (r2t.u16(8), r2t.u16(10), r2t.u32(12), r2t.u32(16));
+        let digests = self.links[at].digests;
+        for offset in (from..from + len).step_by(H2C_DATA_BYTES_MAX as usize) {
+            let end = (offset + H2C_DATA_BYTES_MAX).min(from + len);
+            let data = &whole[offset as usize..end as usize];
+            self.send(at, &peer::h2c_data(digests, cid, tag, offset, data, end == from + len));
+        }
+        (from, len)
     }
 
     pub(crate) fn initialize(&mut self, digests: Digests, hpda: u8) -> usize {

@@ -259,8 +259,7 @@ impl<R: Region> Shared<R> {
         }
         self.writers.remove(conn);
         self.capsule_bytes -= entry.capsule_bytes;
-        let waiting = self.conns_in_doubt.values_mut();
-        for conns in waiting.chain(self.conns_awaiting_sequence.values_mut()) {
+        for conns in self.conns_awaiting_change.values_mut() {
             conns.retain(|other| *other != conn);
         }
         let cntlid = entry.cntlid;

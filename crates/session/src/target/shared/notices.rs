@@ -51,12 +51,17 @@ pub enum Notice {
         /// Whether the command was aborted.
         is_aborted: bool,
     },
-    /// A round of FLUSHes of a drive has ended. The success of a FLUSH of this connection may be
-    /// certain from now on (trap T29).
-    FlushRoundEnded,
-    /// The sequence of epochs of a drive has ended or begun. An ordered write of this connection may
-    /// have waited for that.
-    SequenceChanged,
+    /// A drive has changed in a way for which this connection waits.
+    DriveChanged(DriveChange),
+}
+
+/// A change of a drive for which connections wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DriveChange {
+    /// A round of FLUSHes has ended. The success of a FLUSH may be certain from now on (trap T29).
+    FlushRound,
+    /// The sequence of epochs has ended or begun. An ordered write may have waited for that.
+    Sequence,
 }
 
 /// The connections that must acknowledge a fence.
@@ -187,37 +192,24 @@ impl<R: Region> Shared<R> {
             .collect()
     }
 
-    /// Notes that `conn` has a FLUSH in doubt, so that it receives a notice when the current round
-    /// of FLUSHes of the drive ends (trap T29).
-    pub(in crate::target) fn await_flush_round(&mut self, ns_index: usize, conn: ConnId) {
-        let conns = self.conns_in_doubt.entry(ns_index).or_default();
+    /// Notes that `conn` waits for a change of a drive, so that it receives a notice then.
+    pub(in crate::target) fn await_change(
+        &mut self,
+        ns_index: usize,
+        change: DriveChange,
+        conn: ConnId,
+    ) {
+        let conns = self.conns_awaiting_change.entry((ns_index, change)).or_default();
         if !conns.contains(&conn) {
             conns.push(conn);
         }
     }
 
-    /// Notes that a round of FLUSHes of a drive has ended. Informs the connections that wait for
-    /// the end of the round.
-    pub(in crate::target) fn flush_round_ended(&mut self, ns_index: usize) {
-        for conn in self.conns_in_doubt.remove(&ns_index).unwrap_or_default() {
-            self.leave_notice(conn, Notice::FlushRoundEnded);
-        }
-    }
-
-    /// Notes that `conn` has an ordered write that waits for a change of the drive's sequence of
-    /// epochs, so that it receives a notice then.
-    pub(in crate::target) fn await_sequence(&mut self, ns_index: usize, conn: ConnId) {
-        let conns = self.conns_awaiting_sequence.entry(ns_index).or_default();
-        if !conns.contains(&conn) {
-            conns.push(conn);
-        }
-    }
-
-    /// Notes that the sequence of epochs of a drive has ended or begun. Informs the connections that
-    /// wait for that.
-    pub(in crate::target) fn sequence_changed(&mut self, ns_index: usize) {
-        for conn in self.conns_awaiting_sequence.remove(&ns_index).unwrap_or_default() {
-            self.leave_notice(conn, Notice::SequenceChanged);
+    /// Notes a change of a drive. Informs the connections that wait for it.
+    pub(in crate::target) fn drive_changed(&mut self, ns_index: usize, change: DriveChange) {
+        let conns = self.conns_awaiting_change.remove(&(ns_index, change));
+        for conn in conns.unwrap_or_default() {
+            self.leave_notice(conn, Notice::DriveChanged(change));
         }
     }
 
