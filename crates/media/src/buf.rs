@@ -40,7 +40,7 @@ unsafe impl Sync for AlignedBuf {}
 impl AlignedBuf {
     /// `len` zero bytes.
     pub fn zeroed(len: usize) -> AlignedBuf {
-        let mut buf = AlignedBuf::recycled(len);
+        let mut buf = AlignedBuf::with_any_content(len);
         buf.fill(0);
         buf
     }
@@ -58,14 +58,14 @@ impl AlignedBuf {
 
     /// A copy of `bytes`.
     pub fn copy_of(bytes: &[u8]) -> AlignedBuf {
-        let mut buf = AlignedBuf::recycled(bytes.len());
+        let mut buf = AlignedBuf::with_any_content(bytes.len());
         buf.copy_from_slice(bytes);
         buf
     }
 
-    /// A buffer of `len` bytes with arbitrary old content, for a caller that overwrites all of
-    /// them.
-    pub(crate) fn recycled(len: usize) -> AlignedBuf {
+    /// A buffer of `len` bytes with any content, such as that of a freed buffer. The caller overwrites
+    /// all of them before anything reads them.
+    pub fn with_any_content(len: usize) -> AlignedBuf {
         match AlignedBuf::take(len) {
             Some(Taken::New(buf) | Taken::Reused(buf)) => buf,
             None => alloc::handle_alloc_error(layout(len).unwrap_or(Layout::new::<u8>())),

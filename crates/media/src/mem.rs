@@ -183,7 +183,7 @@ impl BlockDevice for MemQueue {
             return Submitted::Done(Err(error));
         }
         self.publish_writes();
-        let mut buf = AlignedBuf::recycled(blocks as usize * BLOCK_BYTES);
+        let mut buf = AlignedBuf::with_any_content(blocks as usize * BLOCK_BYTES);
         for (lba, block) in (lba..).zip(buf.chunks_exact_mut(BLOCK_BYTES)) {
             self.with_block(lba, |from| {
                 // SAFETY: as in `write`, with source and destination exchanged.

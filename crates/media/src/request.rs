@@ -150,7 +150,7 @@ impl Request {
     }
 
     pub(crate) fn read(op: u64, lba: u64, blocks: u64) -> Request {
-        let buf = AlignedBuf::recycled(blocks as usize * BLOCK_BYTES);
+        let buf = AlignedBuf::with_any_content(blocks as usize * BLOCK_BYTES);
         Request::new(op, Operation::Read, lba, blocks, Some(buf))
     }
 

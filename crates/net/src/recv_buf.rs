@@ -140,6 +140,30 @@ impl RecvBuf {
         Ok(received)
     }
 
+    /// Receives once: first into `space`, a place outside of the buffer where the next bytes belong,
+    /// and the bytes behind them into the buffer. The buffer must be empty, unless `space` is.
+    ///
+    /// Returns the number of bytes as [`fill`](RecvBuf::fill) does, and how many of them are in
+    /// `space`.
+    ///
+    /// # Errors
+    /// [`LinkError`], if the connection is gone. Bytes received before stay.
+    pub fn fill_behind(
+        &mut self,
+        space: &mut [u8],
+        socket: &Socket,
+    ) -> Result<(Received, usize), LinkError> {
+        if space.is_empty() {
+            return Ok((self.fill(socket)?, 0));
+        }
+        debug_assert!(self.is_empty(), "the bytes of the buffer come first");
+        let space_len = space.len();
+        let received = socket.recv_into_both(space, &mut self.bytes)?;
+        let Received::Bytes(count) = received else { return Ok((received, 0)) };
+        (self.start, self.end) = (0, count.saturating_sub(space_len));
+        Ok((received, count.min(space_len)))
+    }
+
     /// Moves the data to the front.
     fn compact(&mut self) {
         if self.start > 0 {
@@ -178,6 +202,29 @@ mod tests {
         assert!(buf.is_empty());
         drop(near);
         assert_eq!(fill_soon(&mut buf, &far), Received::Closed);
+    }
+
+    #[test]
+    fn bytes_beyond_the_space_outside_come_into_the_buffer() {
+        let (near, far) = pair();
+        let mut buf = RecvBuf::new(0);
+        let mut space = [0; 6];
+        assert_eq!(buf.fill_behind(&mut space, &far).unwrap(), (Received::WouldBlock, 0));
+        near.send([&b"out"[..]]).unwrap();
+        assert!(wait_readable(far.as_fd(), Duration::from_secs(10)).unwrap());
+        assert_eq!(buf.fill_behind(&mut space, &far).unwrap(), (Received::Bytes(3), 3));
+        assert!(buf.is_empty() && &space[..3] == b"out");
+        near.send([&b"side|inside"[..]]).unwrap();
+        assert!(wait_readable(far.as_fd(), Duration::from_secs(10)).unwrap());
+        assert_eq!(buf.fill_behind(&mut space[3..], &far).unwrap(), (Received::Bytes(11), 3));
+        assert_eq!((&space[..], buf.data()), (&b"outsid"[..], &b"e|inside"[..]));
+        near.send([&b"!"[..]]).unwrap();
+        assert!(wait_readable(far.as_fd(), Duration::from_secs(10)).unwrap());
+        assert_eq!(buf.fill_behind(&mut [], &far).unwrap(), (Received::Bytes(1), 0));
+        assert_eq!(buf.data(), b"e|inside!");
+        buf.clear();
+        drop(near);
+        assert_eq!(buf.fill_behind(&mut space, &far).unwrap(), (Received::Closed, 0));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! One TCP connection, non-blocking.
 
 use std::{
-    io::{self, IoSlice, Read},
+    io::{self, IoSlice, IoSliceMut, Read},
     mem::MaybeUninit,
     net::{Shutdown, SocketAddr, TcpStream},
     os::fd::{AsFd, BorrowedFd},
@@ -146,6 +146,33 @@ impl Socket {
         debug_assert!(!into.is_empty(), "an empty buffer would read as a closed peer");
         loop {
             match (&self.stream).read(into) {
+                Ok(0) => return Ok(Received::Closed),
+                Ok(count) => return Ok(Received::Bytes(count)),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::Interrupted => {}
+                    io::ErrorKind::WouldBlock => return Ok(Received::WouldBlock),
+                    _ => return Err(self.link_error(error)),
+                },
+            }
+        }
+    }
+
+    /// Receives the bytes that have arrived: first into `first`, then into `second`, in one system
+    /// call. The two may not both be empty.
+    ///
+    /// # Errors
+    /// [`LinkError`], if the connection is gone.
+    pub fn recv_into_both(
+        &self,
+        first: &mut [u8],
+        second: &mut [u8],
+    ) -> Result<Received, LinkError> {
+        if first.is_empty() {
+            return self.recv(second);
+        }
+        loop {
+            let mut slices = [IoSliceMut::new(first), IoSliceMut::new(second)];
+            match (&self.stream).read_vectored(&mut slices) {
                 Ok(0) => return Ok(Received::Closed),
                 Ok(count) => return Ok(Received::Bytes(count)),
                 Err(error) => match error.kind() {

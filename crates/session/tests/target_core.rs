@@ -179,9 +179,13 @@ impl Target {
 
     fn receive(&mut self, number: usize, bytes: &[u8]) {
         let (core, key) = self.places[&number];
-        let Input::Wanted(wire) = self.cores[core].input(key) else { panic!("nothing is wanted") };
-        wire.1.extend_from_slice(bytes);
-        self.cores[core].received(key, &mut self.world.host);
+        let Input::Wanted { transport, data_space } = self.cores[core].input(key) else {
+            panic!("nothing is wanted")
+        };
+        let data_bytes = data_space.len().min(bytes.len());
+        data_space[..data_bytes].copy_from_slice(&bytes[..data_bytes]);
+        transport.1.extend_from_slice(&bytes[data_bytes..]);
+        self.cores[core].received(key, data_bytes, &mut self.world.host);
         self.act(core);
     }
 
@@ -436,7 +440,7 @@ fn t28_input_of_a_peer_that_takes_no_answers_waits_until_it_takes_them() {
     t.takes_again(1);
     let answers = std::iter::from_fn(|| t.next(1)).filter(|pdu| pdu.kind == 0x05);
     assert_eq!(answers.count(), usize::from(COMMANDS));
-    assert!(matches!(t.cores[0].input(key), Input::Wanted(_)));
+    assert!(matches!(t.cores[0].input(key), Input::Wanted { .. }));
     assert_eq!(t.watched_for[&1], Interest::Read);
 }
 

@@ -239,7 +239,7 @@ impl TargetEnv for Devices {
     }
 
     fn alloc(&mut self, len: usize) -> Option<AlignedBuf> {
-        Some(AlignedBuf::zeroed(len))
+        Some(AlignedBuf::with_any_content(len))
     }
 
     #[inline]

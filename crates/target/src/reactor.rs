@@ -254,7 +254,9 @@ impl Reactor {
         let mut has_received = false;
         for _ in 0..RECEIVES_MAX {
             let received = match self.core.input(key) {
-                Input::Wanted(tcp) => tcp.fill(self.devices.now),
+                Input::Wanted { transport, data_space } => {
+                    transport.fill(data_space, self.devices.now)
+                }
                 Input::Dropped(tcp) => {
                     if !tcp.discard() {
                         self.core.closed(key, "the host closed the connection", &mut self.devices);
@@ -264,9 +266,9 @@ impl Reactor {
                 Input::StaysInSocket => return has_received,
             };
             match received {
-                Ok(Received::Bytes(count)) => {
+                Ok((Received::Bytes(count), data_bytes)) => {
                     has_received = true;
-                    self.core.received(key, &mut self.devices);
+                    self.core.received(key, data_bytes, &mut self.devices);
                     if let Some(hostnqn) = self.devices.connected_host.take() {
                         self.note_host(key, &hostnqn);
                     }
@@ -276,8 +278,8 @@ impl Reactor {
                         return has_received;
                     }
                 }
-                Ok(Received::WouldBlock) => return has_received,
-                Ok(Received::Closed) => {
+                Ok((Received::WouldBlock, _)) => return has_received,
+                Ok((Received::Closed, _)) => {
                     self.core.closed(key, "the host closed the connection", &mut self.devices);
                     return true;
                 }

@@ -45,11 +45,16 @@ impl Tcp {
         Some(LocalAddress { traddr: address.ip().to_string(), ipv6: address.is_ipv6() })
     }
 
-    /// Receives once, and appends the bytes to those that are not consumed.
+    /// Receives once: first into `data_space`, then behind the bytes that are not consumed. Returns
+    /// also how many bytes are in `data_space`.
     #[inline]
-    pub(crate) fn fill(&mut self, now: u64) -> Result<Received, LinkError> {
-        let received = self.input.fill(&self.socket);
-        if let Ok(Received::Bytes(count)) = received {
+    pub(crate) fn fill(
+        &mut self,
+        data_space: &mut [u8],
+        now: u64,
+    ) -> Result<(Received, usize), LinkError> {
+        let received = self.input.fill_behind(data_space, &self.socket);
+        if let Ok((Received::Bytes(count), _)) = received {
             self.last_receive = now;
             self.traffic.add_received(count);
         }
@@ -124,7 +129,7 @@ mod tests {
         let (mut left, start) = (0, Instant::now());
         while left < sent - turn && start.elapsed() < SOON {
             tcp.input.clear();
-            if let Received::Bytes(n) = tcp.fill(0).unwrap() {
+            if let (Received::Bytes(n), 0) = tcp.fill(&mut [], 0).unwrap() {
                 left += n;
             }
         }

@@ -270,9 +270,11 @@ impl Reactor {
 
     fn receive(&mut self, number: usize, bytes: &[u8]) {
         let key = self.keys[&number];
-        let Input::Wanted(wire) = self.core.input(key) else { panic!("nothing is wanted") };
+        let Input::Wanted { transport: wire, .. } = self.core.input(key) else {
+            panic!("nothing is wanted")
+        };
         wire.input.extend_from_slice(bytes);
-        self.core.received(key, &mut self.devices);
+        self.core.received(key, 0, &mut self.devices);
         self.act();
     }
 

@@ -286,7 +286,7 @@ impl Pages for DrivePages {
     }
 
     fn read(&self, lba: u64, blocks: u64) -> Result<AlignedBuf, Cause> {
-        let mut buf = AlignedBuf::recycled(blocks as usize * BLOCK_BYTES);
+        let mut buf = AlignedBuf::with_any_content(blocks as usize * BLOCK_BYTES);
         match &self.newest {
             NewestContents::InFrames(map) => {
                 for (lba, block) in (lba..).zip(buf.chunks_exact_mut(BLOCK_BYTES)) {

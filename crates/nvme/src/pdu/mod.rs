@@ -353,6 +353,17 @@ pub enum Pdu {
     R2t(R2t),
 }
 
+/// The head of a data PDU at the start of a buffer: everything before its data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataHead {
+    /// The header.
+    pub header: DataHdr,
+    /// Length in bytes of the header, its digest and the padding: the data begins there.
+    pub len: usize,
+    /// A digest of 4 bytes follows the data.
+    pub has_data_digest: bool,
+}
+
 /// One complete PDU at the start of a buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parsed {

@@ -5,8 +5,8 @@
 
 use super::{
     ADMIN_IN_CAPSULE, ALIGN_MAX, CAPSULE_CMD_LEN, CAPSULE_RESP_LEN, COMMON_LEN, DATA_LEN, DataHdr,
-    Fes, IC_LEN, IcReq, IcResp, Parsed, Pdu, PduError, R2t, Role, TERM_LEN, TERM_MAX, TermReq,
-    flag, kind,
+    DataHead, Fes, IC_LEN, IcReq, IcResp, Parsed, Pdu, PduError, R2t, Role, TERM_LEN, TERM_MAX,
+    TermReq, flag, kind,
 };
 use crate::bytes::{u16_at, u32_at};
 use crate::command::{Cqe, Sqe};
@@ -47,6 +47,17 @@ struct Shape {
     may_have_digests: bool,
     /// Largest length of the data in bytes.
     data_max: u32,
+}
+
+/// The header of a PDU, decoded and checked.
+struct Head {
+    pdu: Pdu,
+    /// Where the data is in the buffer, as soon as it has arrived.
+    data: core::ops::Range<usize>,
+    /// Length of the whole PDU in bytes.
+    len: usize,
+    /// A digest follows the data.
+    has_data_digest: bool,
 }
 
 impl Rx {
@@ -147,12 +158,52 @@ impl Rx {
         Some((Sqe(crate::bytes::array(header, 8)), len as usize))
     }
 
+    /// The head of the data PDU at the start of `buf`, if its data begins there: a receiver may put
+    /// the data where it belongs while the PDU still arrives. `None` for every other PDU, and while
+    /// the head is not complete.
+    ///
+    /// The head has passed the checks of [`Rx::parse`], except that of the data digest.
+    ///
+    /// # Errors
+    /// [`PduError`], if the specification does not allow the PDU here.
+    pub fn data_head(&self, buf: &[u8]) -> Result<Option<DataHead>, PduError> {
+        let Some(common) = buf.first_chunk::<COMMON_LEN>() else {
+            return Ok(None);
+        };
+        if !matches!(common[0], kind::H2C_DATA | kind::C2H_DATA) {
+            return Ok(None);
+        }
+        let Some(Head { pdu, data, has_data_digest, .. }) = self.parse_head(buf, common)? else {
+            return Ok(None);
+        };
+        let (Pdu::H2cData(header) | Pdu::C2hData(header)) = pdu else {
+            return Ok(None);
+        };
+        let is_complete = buf.len() >= data.start;
+        Ok(is_complete.then_some(DataHead { header, len: data.start, has_data_digest }))
+    }
+
     /// [`Rx::parse`] without the fast path.
     pub(super) fn parse_checked(
         &self,
         buf: &[u8],
         common: &[u8; COMMON_LEN],
     ) -> Result<Option<Parsed>, PduError> {
+        let Some(head) = self.parse_head(buf, common)? else {
+            return Ok(None);
+        };
+        let Head { pdu, data, len, has_data_digest } = head;
+        if buf.len() < len {
+            return Ok(None);
+        }
+        let data_digest_ok =
+            !has_data_digest || u32_at(buf, data.end) == (self.crc)(0, &buf[data.clone()]);
+        Ok(Some(Parsed { pdu, data, len, data_digest_ok }))
+    }
+
+    /// Decodes and checks the header of the PDU at the start of `buf`; `None` if the header is not
+    /// complete yet.
+    fn parse_head(&self, buf: &[u8], common: &[u8; COMMON_LEN]) -> Result<Option<Head>, PduError> {
         let [kind, flags, hlen, pdo, ..] = *common;
         let plen = u32_at(common, 4);
         let shape = self.shape(kind)?;
@@ -184,14 +235,8 @@ impl Rx {
         }
         let pdu = self.decode_specific(kind, flags, &buf[..shape.header_len], &data)?;
 
-        let len = plen as usize;
-        if buf.len() < len {
-            return Ok(None);
-        }
         let has_data_digest = self.data_digest && shape.may_have_digests && !data.is_empty();
-        let data_digest_ok =
-            !has_data_digest || u32_at(buf, data.end) == (self.crc)(0, &buf[data.clone()]);
-        Ok(Some(Parsed { pdu, data, len, data_digest_ok }))
+        Ok(Some(Head { pdu, data, len: plen as usize, has_data_digest }))
     }
 
     /// The expected form of a PDU of type `kind`, if this role may receive it now.

@@ -22,6 +22,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
 use riopipe_nvme::Crc32c;
+use riopipe_nvme::digest::DIGEST_LEN;
 use riopipe_nvme::pdu::{CAPSULE_CMD_LEN, Fes, IcReq, IcResp, PduError, Role, Rx, Tx};
 use riopipe_order::block_device::IoError;
 use riopipe_order::probe::{self, Plant};
@@ -97,8 +98,10 @@ struct Deadline {
 
 /// How far [`TargetConn::receive`] has come with its input.
 struct ReceivedPdus {
-    /// How many bytes of the input were whole PDUs that have been handled.
+    /// How many bytes of the input were handled: whole PDUs, and parts of a data PDU.
     consumed_bytes: usize,
+    /// The end of any PDU was among them.
+    has_ended_pdu: bool,
     /// Too much waits to be sent, so the rest of the input must wait.
     is_over_send_limit: bool,
     /// The error after which the connection must be closed.
@@ -149,9 +152,10 @@ impl<E: TargetEnv> TargetConn<E> {
         self.context.id
     }
 
-    /// Handles the whole PDUs at the start of `buf`. Returns how many bytes they have. The rest of
-    /// `buf` is the beginning of a PDU, or PDUs that must wait until the peer has taken the bytes
-    /// in `outbox` ([`wants_input`](Self::wants_input)).
+    /// Handles the whole PDUs at the start of `buf`, and the data of a data PDU as far as it has come.
+    /// Returns how many bytes these are. The rest of `buf` is the beginning of a PDU, or PDUs that
+    /// must wait until the peer has taken the bytes in `outbox`
+    /// ([`wants_input`](Self::wants_input)).
     ///
     /// # Errors
     /// The connection must be closed, once the bytes in `outbox` have been sent.
@@ -161,19 +165,21 @@ impl<E: TargetEnv> TargetConn<E> {
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<usize, Closed> {
-        let ReceivedPdus { consumed_bytes, is_over_send_limit, outcome } =
+        let ReceivedPdus { consumed_bytes, has_ended_pdu, is_over_send_limit, outcome } =
             self.receive_pdus(buf, env, outbox);
         if let Some(ordered) = &mut self.ordered {
             ordered.finish_batch(&mut self.context, buf, env, outbox);
         }
-        let has_partial_pdu = !is_over_send_limit && consumed_bytes < buf.len();
+        let has_rest = consumed_bytes < buf.len() || self.context.open_data.is_some();
+        let has_partial_pdu = !is_over_send_limit && has_rest;
         let begins_pdu = has_partial_pdu && !self.has_partial_pdu;
         self.has_partial_pdu = has_partial_pdu;
         if begins_pdu {
             // The connection may have been idle for a long time before this PDU.
             self.input_progress_ns = env.now();
         }
-        if consumed_bytes > 0 {
+        // Parts of a data PDU are no progress: they must not extend its time limit (trap T28).
+        if has_ended_pdu {
             let now = env.now();
             self.input_progress_ns = now;
             if let Some(queue) = &self.context.queue {
@@ -201,6 +207,7 @@ impl<E: TargetEnv> TargetConn<E> {
         outbox: &mut Outbox<E::Buf>,
     ) -> ReceivedPdus {
         let mut at = 0;
+        let mut has_ended_pdu = false;
         let mut is_over_send_limit = false;
         let outcome = loop {
             if outbox.len_bytes() > CONNECTION_BYTES && self.is_over_send_limit(outbox) {
@@ -208,6 +215,13 @@ impl<E: TargetEnv> TargetConn<E> {
                 break Ok(());
             }
             let pdu = &buf[at..];
+            if let Some(input) = self.context.continue_data(pdu, self.rx.crc) {
+                at += input.taken_bytes;
+                let Some(end) = input.end else { break Ok(()) };
+                has_ended_pdu = true;
+                self.on_data_end(&end, env, outbox);
+                continue;
+            }
             // The fast path: a command capsule that needs no check of digests.
             if let Some((sqe, len)) = self.rx.plain_command(pdu) {
                 let data = at + CAPSULE_CMD_LEN..at + len;
@@ -216,6 +230,7 @@ impl<E: TargetEnv> TargetConn<E> {
                     break Err(closed);
                 }
                 at += len;
+                has_ended_pdu = true;
                 continue;
             }
             match self.rx.parse(pdu) {
@@ -224,18 +239,48 @@ impl<E: TargetEnv> TargetConn<E> {
                         break Err(closed);
                     }
                     at += parsed.len;
+                    has_ended_pdu = true;
                 }
-                Ok(None) => break Ok(()),
+                Ok(None) => match self.open_data_pdu(pdu) {
+                    Ok(0) => break Ok(()),
+                    Ok(head_len) => at += head_len,
+                    Err(error) => break Err(error.into()),
+                },
                 Err(error) => break Err(error.into()),
             }
         };
-        ReceivedPdus { consumed_bytes: at, is_over_send_limit, outcome }
+        ReceivedPdus { consumed_bytes: at, has_ended_pdu, is_over_send_limit, outcome }
+    }
+
+    /// Opens the data PDU at the start of `pdu`, of which not all has come. Returns the length of its
+    /// head; 0 if it is no data PDU, or its data can't go straight to its command.
+    #[inline(never)]
+    fn open_data_pdu(&mut self, pdu: &[u8]) -> Result<usize, PduError> {
+        let Some(head) = self.rx.data_head(pdu)? else { return Ok(0) };
+        Ok(if self.context.open_data(&head)? { head.len } else { 0 })
+    }
+
+    /// The memory for the next input, if that is known to be data of a command: the shell may receive
+    /// it there, and reports it with [`data_arrived`](Self::data_arrived). The slice is empty
+    /// otherwise.
+    ///
+    /// All input so far must have been consumed.
+    pub fn data_space(&mut self) -> &mut [u8] {
+        self.context.data_space()
+    }
+
+    /// Notes that the first `bytes` bytes of [`data_space`](Self::data_space) have been received
+    /// there. A call of [`receive`](Self::receive) with the input behind them, if there is any, must
+    /// follow.
+    pub fn data_arrived(&mut self, bytes: usize) {
+        self.context.data_arrived(bytes);
     }
 
     /// Bytes that the PDU at the start of `buf` needs in all, if its length is known already.
     #[must_use]
     pub fn need(&self, buf: &[u8]) -> usize {
-        self.rx.need(buf)
+        // Of a data PDU that is open, only its digest can be left.
+        if self.context.open_data.is_some() { DIGEST_LEN } else { self.rx.need(buf) }
     }
 
     /// The queue id that Connect gave to the connection: 0 for the admin queue.

@@ -23,6 +23,7 @@ use super::ids::ConnId;
 use super::namespace::{Namespace, Namespaces};
 use super::rights::Rights;
 use super::shared::Shared;
+use super::transfer::OpenData;
 use super::writers::NotedNamespaces;
 use crate::outbox::Outbox;
 use crate::wire;
@@ -72,6 +73,8 @@ pub(super) struct Context<E: TargetEnv> {
     pub(super) waiting_for_budget: VecDeque<u16>,
     /// When the connection requested data last, ns.
     pub(super) last_r2t_ns: u64,
+    /// The data PDU that has come in part, and whose data goes straight to its command.
+    pub(super) open_data: Option<OpenData>,
     /// Bytes of buffers held by commands.
     pub(super) held_bytes: usize,
     /// Memory reserved for these buffers, and for the bytes that wait to be sent (trap T28).
@@ -99,6 +102,7 @@ impl<E: TargetEnv> Context<E> {
             namespaces: Arc::default(),
             waiting_for_budget: VecDeque::new(),
             last_r2t_ns: 0,
+            open_data: None,
             held_bytes: 0,
             reservation: Reservation::default(),
             noted_namespaces: NotedNamespaces::default(),

@@ -5,6 +5,10 @@
 //! command → budget allows its buffer → R2T to the host → H2CData pieces → command has its data
 //! ```
 //!
+//! The first part of an H2CData usually comes without its end. Its PDU is then open
+//! ([`OpenData`]): the rest of its data goes straight to the buffer of the command, without a stay in
+//! the receive buffer.
+//!
 //! Commands whose buffer the budget does not allow yet wait in `waiting_for_budget`, in order.
 //!
 //! A plain read or write of more than [`CONNECTION_BYTES`] is carried out in pieces of this size, one
@@ -16,11 +20,13 @@
 //! read:   budget → the drive → data of a piece → budget → … → data of the last piece, completion
 //! ```
 
+use riopipe_nvme::Crc32c;
 use riopipe_nvme::command::{Sqe, Status};
-use riopipe_nvme::pdu::{DataHdr, PduError, R2t};
+use riopipe_nvme::digest::DIGEST_LEN;
+use riopipe_nvme::pdu::{DataHdr, DataHead, PduError, R2t};
 
 use super::closed::Closed;
-use super::commands::Stage;
+use super::commands::{Command, Stage};
 use super::context::Context;
 use super::env::TargetEnv;
 use super::limits::{BLOCK_SIZE, CONNECTION_BYTES, TRANSFER_BUDGET};
@@ -152,6 +158,16 @@ impl<E: TargetEnv> Context<E> {
         data: &[u8],
         is_digest_valid: bool,
     ) -> Result<Option<u16>, PduError> {
+        let command = self.check_data(header)?;
+        let start = command.received_bytes as usize;
+        if let Some(buf) = &mut command.buf {
+            buf.as_mut()[start..start + data.len()].copy_from_slice(data);
+        }
+        Ok(self.finish_data(header, is_digest_valid))
+    }
+
+    /// Checks that data with this header is the next that an R2T has requested. Returns its command.
+    fn check_data(&mut self, header: &DataHdr) -> Result<&mut Command<E::Buf>, PduError> {
         let command = self
             .commands
             .get_used(header.ttag)
@@ -167,26 +183,127 @@ impl<E: TargetEnv> Context<E> {
         if header.datal == 0 || header.datal > command.data_len - command.received_bytes {
             return Err(PduError::out_of_range("data beyond what the R2T asked for"));
         }
-        let start = command.received_bytes as usize;
-        command.received_bytes += header.datal;
-        let is_complete = command.received_bytes == command.data_len;
-        if header.last != is_complete {
+        if header.last != (command.received_bytes + header.datal == command.data_len) {
             return Err(PduError::header(1, "LAST_PDU is not on the last piece"));
         }
+        Ok(command)
+    }
+
+    /// Counts a piece of data that has come in. Returns the index of the command if its data is now
+    /// complete, and the command waits for it.
+    fn finish_data(&mut self, header: &DataHdr, is_digest_valid: bool) -> Option<u16> {
+        let command = &mut self.commands[header.ttag];
+        command.received_bytes += header.datal;
         if command.stage == Stage::Aborted {
-            if is_complete {
+            if header.last {
                 self.commands.end_aborted_transfer(header.ttag);
             }
-            return Ok(None);
+            return None;
         }
         if !is_digest_valid {
             command.early_status.get_or_insert(Status::TRANSIENT_TRANSPORT);
         }
-        if let Some(buf) = &mut command.buf {
-            buf.as_mut()[start..start + data.len()].copy_from_slice(data);
-        }
-        Ok(is_complete.then_some(header.ttag))
+        header.last.then_some(header.ttag)
     }
+
+    /// Opens a data PDU of which not all has come, if its command has a buffer: the rest of the data
+    /// goes straight to that buffer. Returns whether the PDU is open.
+    ///
+    /// # Errors
+    /// The host has broken the protocol.
+    pub(super) fn open_data(&mut self, head: &DataHead) -> Result<bool, PduError> {
+        let has_buf = self.check_data(&head.header)?.buf.is_some();
+        if has_buf {
+            let DataHead { header, has_data_digest, .. } = *head;
+            self.open_data = Some(OpenData { header, arrived_bytes: 0, has_data_digest });
+        }
+        Ok(has_buf)
+    }
+
+    /// The memory for the next bytes of the open data PDU. Empty without such a PDU, or if its
+    /// command was aborted.
+    pub(super) fn data_space(&mut self) -> &mut [u8] {
+        let Some(open) = &self.open_data else { return &mut [] };
+        let command = &mut self.commands[open.header.ttag];
+        let start = command.received_bytes + open.arrived_bytes;
+        let end = command.received_bytes + open.header.datal;
+        match &mut command.buf {
+            Some(buf) => &mut buf.as_mut()[start as usize..end as usize],
+            None => &mut [],
+        }
+    }
+
+    /// Notes that the first `bytes` bytes of [`data_space`](Self::data_space) have arrived.
+    ///
+    /// # Panics
+    /// If these are more than the space has.
+    pub(super) fn data_arrived(&mut self, bytes: usize) {
+        assert!(bytes <= self.data_space().len(), "more data than there was space for");
+        if let Some(open) = &mut self.open_data {
+            open.arrived_bytes += bytes as u32;
+        }
+    }
+
+    /// Takes the next bytes of the open data PDU from `input`. Returns how many bytes were taken,
+    /// and how the PDU ends if it is complete; `None` if no PDU is open.
+    pub(super) fn continue_data(&mut self, input: &[u8], crc: Crc32c) -> Option<OpenDataInput> {
+        let OpenData { header, arrived_bytes, has_data_digest } = self.open_data?;
+        let taken = input.len().min((header.datal - arrived_bytes) as usize);
+        // The data of an aborted command has no buffer, and is dropped.
+        if let Some(space) = self.data_space().get_mut(..taken) {
+            space.copy_from_slice(&input[..taken]);
+        }
+        let arrived_bytes = arrived_bytes + taken as u32;
+        self.open_data = Some(OpenData { header, arrived_bytes, has_data_digest });
+        let incomplete = OpenDataInput { taken_bytes: taken, end: None };
+        if arrived_bytes < header.datal {
+            return Some(incomplete);
+        }
+        let digest = if has_data_digest { DIGEST_LEN } else { 0 };
+        let Some(digest) = input.get(taken..taken + digest) else { return Some(incomplete) };
+        let command = &self.commands[header.ttag];
+        let start = command.received_bytes as usize;
+        let data = command.buf.as_ref().map(|buf| &buf.as_ref()[start..][..header.datal as usize]);
+        let is_digest_valid = match (data, <[u8; DIGEST_LEN]>::try_from(digest)) {
+            (Some(data), Ok(digest)) => u32::from_le_bytes(digest) == crc(0, data),
+            _ => true,
+        };
+        self.open_data = None;
+        let taken_bytes = taken + digest.len();
+        Some(OpenDataInput { taken_bytes, end: Some(DataEnd { header, is_digest_valid }) })
+    }
+
+    /// Ends a data PDU that was open. Returns the index of the command if its data is now complete.
+    pub(super) fn close_data(&mut self, end: &DataEnd) -> Option<u16> {
+        self.finish_data(&end.header, end.is_digest_valid)
+    }
+}
+
+/// A data PDU that has begun to arrive. Its data goes straight to the buffer of its command, so that
+/// the shell may receive it there.
+///
+/// The command can be aborted meanwhile. It keeps its slot then, and has no buffer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OpenData {
+    header: DataHdr,
+    /// How many bytes of the data have arrived.
+    arrived_bytes: u32,
+    /// A digest follows the data.
+    has_data_digest: bool,
+}
+
+/// The part of the input that belongs to the open data PDU.
+pub(super) struct OpenDataInput {
+    /// How many bytes of the input belong to the PDU.
+    pub(super) taken_bytes: usize,
+    /// The end of the PDU, if it is complete.
+    pub(super) end: Option<DataEnd>,
+}
+
+/// The end of an open data PDU.
+pub(super) struct DataEnd {
+    pub(super) header: DataHdr,
+    pub(super) is_digest_valid: bool,
 }
 
 /// The bytes of the first piece of `data_len` bytes.

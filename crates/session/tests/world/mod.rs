@@ -323,6 +323,8 @@ pub(crate) struct Link {
     pub(crate) closed: Option<Closed>,
     /// The host takes its answers.
     pub(crate) reading: bool,
+    /// The target receives data into the buffers of its commands, where that is possible.
+    pub(crate) is_direct: bool,
 }
 
 /// Everything.
@@ -441,13 +443,22 @@ impl World {
             hpda: 0,
             closed: None,
             reading: true,
+            is_direct: true,
         });
         at
     }
 
     /// The host sends bytes; the target handles them.
-    pub(crate) fn send(&mut self, at: usize, bytes: &[u8]) {
-        self.links[at].input.extend_from_slice(bytes);
+    pub(crate) fn send(&mut self, at: usize, mut bytes: &[u8]) {
+        let link = &mut self.links[at];
+        if link.is_direct && link.input.is_empty() {
+            let space = link.conn.data_space();
+            let (data, rest) = bytes.split_at(space.len().min(bytes.len()));
+            space[..data.len()].copy_from_slice(data);
+            link.conn.data_arrived(data.len());
+            bytes = rest;
+        }
+        link.input.extend_from_slice(bytes);
         self.turn(at);
         self.deliver();
     }

@@ -327,18 +327,21 @@ impl Machine {
         let reactor = &mut process.reactors[core];
         if let Some(socket) = process.sockets.get_mut(&net) {
             match reactor.core.input(key) {
-                Input::Wanted(tcp) if !socket.unread.is_empty() => {
+                Input::Wanted { transport: tcp, data_space } if !socket.unread.is_empty() => {
+                    let data_bytes = data_space.len().min(socket.unread.len());
+                    data_space[..data_bytes].copy_from_slice(&socket.unread[..data_bytes]);
+                    socket.unread.drain(..data_bytes);
                     if tcp.input.is_empty() {
                         core::mem::swap(&mut tcp.input, &mut socket.unread);
                     } else {
                         tcp.input.append(&mut socket.unread);
                     }
-                    reactor.core.received(key, env);
+                    reactor.core.received(key, data_bytes, env);
                     if socket.has_ended {
                         process.readable.push_back(net);
                     }
                 }
-                Input::Wanted(_) | Input::Dropped(_) => {
+                Input::Wanted { .. } | Input::Dropped(_) => {
                     socket.unread.clear();
                     if socket.has_ended {
                         reactor.core.closed(key, "the connection has ended", env);

@@ -14,6 +14,7 @@ use crate::target::commands::Stage;
 use crate::target::context::fenced_owner;
 use crate::target::drive_order::is_in_drive_order;
 use crate::target::env::{TargetEnv, WrongDigest};
+use crate::target::transfer::DataEnd;
 use crate::wire;
 
 impl<E: TargetEnv> TargetConn<E> {
@@ -225,6 +226,16 @@ impl<E: TargetEnv> TargetConn<E> {
             self.on_data_ready(index, env, outbox);
         }
         Ok(())
+    }
+
+    /// Handles the end of a data PDU that was open.
+    pub(super) fn on_data_end(&mut self, end: &DataEnd, env: &mut E, outbox: &mut Outbox<E::Buf>) {
+        if !end.is_digest_valid {
+            self.report_wrong_data(&Pdu::H2cData(end.header), env);
+        }
+        if let Some(index) = self.context.close_data(end) {
+            self.on_data_ready(index, env, outbox);
+        }
     }
 
     /// Continues a command whose data has arrived completely by R2T.

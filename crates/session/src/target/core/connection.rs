@@ -116,8 +116,25 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
         &self.transport
     }
 
+    /// The shell's part of the connection, and the memory for the next input if that is known to be
+    /// data of a command.
+    pub(super) fn input_parts(&mut self) -> (&mut T, &mut [u8]) {
+        let space = match self.transport.input().is_empty() {
+            true => self.session.data_space(),
+            false => &mut [],
+        };
+        (&mut self.transport, space)
+    }
+
     pub(super) const fn transport_mut(&mut self) -> &mut T {
         &mut self.transport
+    }
+
+    /// Notes that bytes have been received in the memory for data.
+    pub(super) fn data_arrived(&mut self, bytes: usize) {
+        if self.linger_deadline_ns.is_none() {
+            self.session.data_arrived(bytes);
+        }
     }
 
     /// The way in which the shell must treat bytes from the peer.

@@ -86,7 +86,13 @@ pub struct ConnKey(pub u32);
 #[derive(Debug)]
 pub enum Input<'a, T> {
     /// Receive it, and report it ([`TargetCore::received`]).
-    Wanted(&'a mut T),
+    Wanted {
+        /// The shell's part of the connection.
+        transport: &'a mut T,
+        /// The memory for the next bytes, if they are known to be data of a command. The shell may
+        /// receive bytes there, and those behind them in the transport's input. Otherwise empty.
+        data_space: &'a mut [u8],
+    },
     /// Receive it and drop it: the connection is being closed.
     Dropped(&'a mut T),
     /// Leave it in the socket: too much waits to be sent (trap T28). Or there is no such
@@ -297,16 +303,26 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
             return Input::StaysInSocket;
         };
         match connection.input_treatment() {
-            InputTreatment::Wanted => Input::Wanted(connection.transport_mut()),
+            InputTreatment::Wanted => {
+                let (transport, data_space) = connection.input_parts();
+                Input::Wanted { transport, data_space }
+            }
             InputTreatment::Dropped => Input::Dropped(connection.transport_mut()),
             InputTreatment::StaysInSocket => Input::StaysInSocket,
         }
     }
 
-    /// Notes that bytes have been received. They are in the transport's input.
+    /// Notes that bytes have been received: `data_bytes` bytes in the memory for data
+    /// ([`Input::Wanted`]), and those behind them in the transport's input.
+    ///
+    /// # Panics
+    /// If `data_bytes` is more than that memory had.
     #[inline]
-    pub fn received(&mut self, key: ConnKey, env: &mut E) {
+    pub fn received(&mut self, key: ConnKey, data_bytes: usize, env: &mut E) {
         if let Some(connection) = self.get(key.0) {
+            if data_bytes > 0 {
+                connection.data_arrived(data_bytes);
+            }
             connection.receive(env);
             self.mark_changed(key.0);
         }
