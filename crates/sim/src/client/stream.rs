@@ -26,9 +26,12 @@ use crate::core::{Core, MS};
 use crate::network::{ClientEnd, Role};
 use crate::oracle::Era;
 use crate::payload::Payload;
+use crate::scenario::Scenario;
 
-/// A target that makes no progress for this time is given up, ns.
+/// A target that makes no progress for this time is given up, ns. See [`stall_ns`].
 const STALL_NS: u64 = 80 * MS;
+/// With slow drives the limit is so many times as long.
+const SLOW_DRIVES_FACTOR: u64 = 5;
 /// A target that sends nothing to an association for this time is lost, ns: see
 /// [`silence_limit_ns`](riopipe_session::initiator::manager::silence_limit_ns).
 const SILENCE_NS: u64 = ANSWER_NS;
@@ -38,6 +41,17 @@ const CORES: u64 = 3;
 const MIGRATIONS: u64 = 25;
 /// A stream that is not bound everywhere after this time cannot be started, ns.
 const START_NS: u64 = 200 * MS;
+
+/// The time after which a target without progress is given up, ns.
+///
+/// A slow operation takes up to a hundred times as long as others, and a target confirms no FLUSH
+/// before all others that were in flight with it have ended (trap T29). So a live target with slow
+/// drives can take a long time for a few requests. A real limit is far longer than that, too.
+fn stall_ns(scenario: &Scenario) -> u64 {
+    let mut drives = scenario.machines.iter().flat_map(|machine| &machine.drives);
+    let has_slow_drive = drives.any(|drive| drive.slow > 0);
+    if has_slow_drive { SLOW_DRIVES_FACTOR * STALL_NS } else { STALL_NS }
+}
 
 /// The connection of a link of a stream, with the bytes that have arrived and were not received yet.
 #[derive(Debug)]
@@ -220,7 +234,7 @@ impl Stream {
                 start: setup.start,
                 nsids: setup.nsids.to_vec(),
                 queue_depth: spec.depth,
-                timeout_ns: STALL_NS,
+                timeout_ns: stall_ns(&core.scenario),
                 loss_ns: u64::from(spec.loss_ms) * MS,
             },
             topology: setup.topology.clone(),
