@@ -10,7 +10,7 @@ use peer::{CC_ENABLE, Completion, Digests, HOSTID, HOSTNQN};
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::block_device::{BlockDevice, Data, Submitted};
 use riopipe_order::write_order::{EpochId, EpochWrite, WriteOrder};
-use riopipe_session::target::limits::{DATA_STALL_NS, STALL_NS};
+use riopipe_session::target::limits::{DATA_STALL_NS, SEND_FIRST_BYTES, STALL_NS};
 use riopipe_session::target::{
     Action, BoundedDevice, ConnKey, CoreConfig, Input, Interest, Message, Places, QueueCounts,
     TargetCore, Transport,
@@ -55,6 +55,8 @@ struct Target {
     did: Vec<(&'static str, usize)>,
     /// Sockets take bytes.
     takes: bool,
+    /// The most bytes that a connection had to send at once.
+    largest_output: usize,
 }
 
 fn target(cores: usize, places: usize) -> Target {
@@ -78,6 +80,7 @@ fn target(cores: usize, places: usize) -> Target {
         watched_for: BTreeMap::new(),
         did: Vec::new(),
         takes: true,
+        largest_output: 0,
     };
     target.round();
     assert_eq!(target.did(), [("listen", 1)]);
@@ -144,6 +147,7 @@ impl Target {
     fn send_answers(&mut self, at: usize, key: ConnKey) {
         let core = &mut self.cores[at];
         while let Some((wire, output)) = core.outgoing(key) {
+            self.largest_output = self.largest_output.max(output.len_bytes());
             if !self.takes {
                 core.blocked(key, &mut self.world.host);
                 break;
@@ -442,6 +446,33 @@ fn t28_input_of_a_peer_that_takes_no_answers_waits_until_it_takes_them() {
     assert_eq!(answers.count(), usize::from(COMMANDS));
     assert!(matches!(t.cores[0].input(key), Input::Wanted { .. }));
     assert_eq!(t.watched_for[&1], Interest::Read);
+}
+
+/// Many reads arrive at once. As long as the socket takes bytes, each part of their data is sent before
+/// the next is read. A socket that takes none stops no read before the limit.
+#[test]
+fn the_data_of_many_reads_is_sent_part_by_part() {
+    const READS: u16 = 24;
+    const BYTES: usize = 32 * 4096;
+    let mut t = target(1, 4);
+    let cntlid = t.admin(1);
+    t.queue(2, 1, cntlid);
+    let reads: Vec<u8> = (1..=READS)
+        .flat_map(|cid| peer::capsule(Digests::default(), &peer::read(cid, 1, 0, 32).0, &[]))
+        .collect();
+    let read_bytes = |t: &mut Target| -> usize {
+        std::iter::from_fn(|| t.next(2)).map(|pdu| pdu.data.len()).sum()
+    };
+    t.receive(2, &reads);
+    assert_eq!(read_bytes(&mut t), usize::from(READS) * BYTES);
+    assert!(t.largest_output < SEND_FIRST_BYTES + BYTES + 1024, "{}", t.largest_output);
+
+    t.takes = false;
+    t.largest_output = 0;
+    t.receive(2, &reads);
+    t.takes_again(2);
+    assert_eq!(read_bytes(&mut t), usize::from(READS) * BYTES);
+    assert!(t.largest_output > usize::from(READS) * BYTES, "{}", t.largest_output);
 }
 
 #[test]

@@ -38,8 +38,8 @@ use super::env::{Event, TargetEnv, WrongDigest};
 use super::identity::LocalAddress;
 use super::ids::{ConnId, OpId};
 use super::limits::{
-    ADMIN_CAPSULE_BYTES, CONNECT_NS, CONNECTION_BYTES, DATA_STALL_NS, H2C_DATA_BYTES_MAX, STALL_NS,
-    UNSENT_BYTES_MAX,
+    ADMIN_CAPSULE_BYTES, CONNECT_NS, CONNECTION_BYTES, DATA_STALL_NS, H2C_DATA_BYTES_MAX,
+    SEND_FIRST_BYTES, STALL_NS, UNSENT_BYTES_MAX,
 };
 use super::ordered::OrderedQueue;
 use super::plain::PlainIo;
@@ -71,6 +71,8 @@ pub struct TargetConn<E: TargetEnv> {
     rx: Rx,
     /// There is no memory for more completions and read data, so the connection takes no input.
     is_starved: bool,
+    /// Whole PDUs have been left in the input, because bytes must be sent first.
+    input_waits: bool,
     /// The fences that the connection has to acknowledge.
     fences: Fences,
     /// The connection is closed, and all of its device operations have come back.
@@ -102,7 +104,7 @@ struct ReceivedPdus {
     consumed_bytes: usize,
     /// The end of any PDU was among them.
     has_ended_pdu: bool,
-    /// Too much waits to be sent, so the rest of the input must wait.
+    /// Too much waits to be sent, so the rest of the input must wait until bytes have been sent.
     is_over_send_limit: bool,
     /// The error after which the connection must be closed.
     outcome: Result<(), Closed>,
@@ -120,6 +122,7 @@ impl<E: TargetEnv> TargetConn<E> {
             admin: None,
             rx: Rx::new(Role::Controller, crc),
             is_starved: false,
+            input_waits: false,
             fences: Fences::default(),
             is_drained: false,
             accepted_at_ns: now,
@@ -154,8 +157,7 @@ impl<E: TargetEnv> TargetConn<E> {
 
     /// Handles the whole PDUs at the start of `buf`, and the data of a data PDU as far as it has come.
     /// Returns how many bytes these are. The rest of `buf` is the beginning of a PDU, or PDUs that
-    /// must wait until the peer has taken the bytes in `outbox`
-    /// ([`wants_input`](Self::wants_input)).
+    /// must wait until bytes in `outbox` have been sent ([`input_waits`](Self::input_waits)).
     ///
     /// # Errors
     /// The connection must be closed, once the bytes in `outbox` have been sent.
@@ -170,6 +172,7 @@ impl<E: TargetEnv> TargetConn<E> {
         if let Some(ordered) = &mut self.ordered {
             ordered.finish_batch(&mut self.context, buf, env, outbox);
         }
+        self.input_waits = is_over_send_limit;
         let has_rest = consumed_bytes < buf.len() || self.context.open_data.is_some();
         let has_partial_pdu = !is_over_send_limit && has_rest;
         let begins_pdu = has_partial_pdu && !self.has_partial_pdu;
@@ -210,7 +213,10 @@ impl<E: TargetEnv> TargetConn<E> {
         let mut has_ended_pdu = false;
         let mut is_over_send_limit = false;
         let outcome = loop {
-            if outbox.len_bytes() > CONNECTION_BYTES && self.is_over_send_limit(outbox) {
+            if outbox.len_bytes() > SEND_FIRST_BYTES
+                && at < buf.len()
+                && self.must_send_first(outbox)
+            {
                 is_over_send_limit = true;
                 break Ok(());
             }
@@ -309,6 +315,21 @@ impl<E: TargetEnv> TargetConn<E> {
     #[must_use]
     pub fn wants_input(&self, outbox: &Outbox<E::Buf>) -> bool {
         !self.context.is_closing && !self.is_starved && outbox.len_bytes() <= UNSENT_BYTES_MAX
+    }
+
+    /// Whether the last [`receive`](Self::receive) has left whole PDUs in its input, because bytes must
+    /// be sent first. The shell calls it again when bytes have been sent, or the socket takes none.
+    #[must_use]
+    pub const fn input_waits(&self) -> bool {
+        self.input_waits
+    }
+
+    /// Whether bytes must be sent before the next PDU is handled.
+    #[cold]
+    fn must_send_first(&mut self, outbox: &Outbox<E::Buf>) -> bool {
+        // The socket takes no bytes: the host may have space for them only after its next commands.
+        let is_blocked = self.unsent_since_ns.is_some();
+        !is_blocked || outbox.len_bytes() > CONNECTION_BYTES && self.is_over_send_limit(outbox)
     }
 
     /// Whether so much waits to be sent that no further command may be taken. Also reserves the

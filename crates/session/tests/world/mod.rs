@@ -473,7 +473,13 @@ impl World {
             match link.conn.receive(&link.input, host, &mut link.out) {
                 Ok(consumed) => {
                     link.input.drain(..consumed);
-                    if consumed == 0 {
+                    if link.conn.input_waits() {
+                        // Bytes must be sent first, unless the host takes none.
+                        Self::carry(host, link);
+                        if !link.reading {
+                            link.conn.unsent(host.now);
+                        }
+                    } else if consumed == 0 {
                         break;
                     }
                 }

@@ -181,7 +181,8 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
     /// Notes that the socket has taken this many bytes.
     pub(super) fn sent(&mut self, bytes: usize, env: &mut E) {
         self.is_blocked = false;
-        let was_input_stopped = !self.session.wants_input(&self.output);
+        let was_input_stopped =
+            !self.session.wants_input(&self.output) || self.session.input_waits();
         self.output.consume(bytes);
         self.session.sent(env, &mut self.output);
         if was_input_stopped && self.session.wants_input(&self.output) {
@@ -190,9 +191,12 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
     }
 
     /// Notes that the socket takes no more bytes for now.
-    pub(super) fn blocked(&mut self, now: u64) {
+    pub(super) fn blocked(&mut self, env: &mut E) {
         self.is_blocked = true;
-        self.session.unsent(now);
+        self.session.unsent(env.now());
+        if self.session.input_waits() && self.session.wants_input(&self.output) {
+            self.receive(env);
+        }
     }
 
     /// Takes in the result of a device operation.

@@ -349,7 +349,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
     /// shell continues with [`outgoing`](Self::outgoing).
     pub fn blocked(&mut self, key: ConnKey, env: &mut E) {
         if let Some(connection) = self.get(key.0) {
-            connection.blocked(env.now());
+            connection.blocked(env);
             self.mark_changed(key.0);
         }
     }
