@@ -14,6 +14,7 @@ use riopipe::{
     stages::{Distribution, Stage},
 };
 use riopipe_lab::{
+    access::Access,
     generator::{Extent, Generator},
     harness::{self, Phase, SideCpu, Window, Worker},
     latency::Latencies,
@@ -56,6 +57,9 @@ pub struct Load {
 
 /// The way of a writer's groups to a stream.
 trait Queue {
+    /// Reads these extents in one call, and waits for them.
+    fn read(&mut self, extents: &[Extent], into: &mut Vec<u8>) -> Result<(), Failure>;
+
     /// Hands over a group; false if there is no space for it now.
     fn submit(&mut self, extents: &[Extent]) -> Result<bool, Failure>;
 
@@ -237,6 +241,11 @@ fn usage(error: &WorkloadError) -> Failure {
     Failure::new(Code::Usage, error.to_string())
 }
 
+/// The length of these extents together, bytes.
+fn bytes_of(extents: &[Extent]) -> u64 {
+    extents.iter().map(|extent| u64::from(extent.blocks) * u64::from(BLOCK)).sum()
+}
+
 /// Groups that a moving thread submits before it moves on.
 const GROUPS_ON_A_CORE: u64 = 16;
 
@@ -244,7 +253,17 @@ const GROUPS_ON_A_CORE: u64 = 16;
 struct Writer<Q> {
     queue: Q,
     generator: Generator,
-    /// Largest number of writes in flight.
+    access: Access,
+    seed: u64,
+    /// How many groups have been generated.
+    generated: u64,
+    /// The reads of the next call.
+    reads: Vec<Extent>,
+    /// How many groups these are.
+    read_groups: u64,
+    /// The memory for the data of reads.
+    read_data: Vec<u8>,
+    /// Largest number of writes and reads in flight.
     depth: u32,
     /// Number of writes in flight.
     in_flight: u32,
@@ -262,7 +281,9 @@ impl<Q: Queue> Writer<Q> {
     fn new(volume: &Volume, workload: &Workload, thread: u32, queue: Q) -> Result<Self, Failure> {
         let area = workload.area(thread, volume.blocks()).map_err(|error| usage(&error))?;
         let generator = Generator::new(workload, thread, area);
-        let depth = match volume.engine().capabilities().is_serial {
+        let waits_for_each =
+            volume.engine().capabilities().is_serial && workload.access != Access::Read;
+        let depth = match waits_for_each {
             // With a wait for each group, one group is in flight. More would only queue, and their
             // latency would be that of the queue.
             true => generator.writes_in_next_group(),
@@ -271,6 +292,12 @@ impl<Q: Queue> Writer<Q> {
         Ok(Self {
             queue,
             generator,
+            access: workload.access,
+            seed: workload.seed ^ u64::from(thread),
+            generated: 0,
+            reads: Vec::new(),
+            read_groups: 0,
+            read_data: Vec::new(),
             depth,
             in_flight: 0,
             complete: 0,
@@ -302,6 +329,10 @@ impl<Q: Queue> Writer<Q> {
                 return Ok(());
             }
             let is_full = !self.fill()?;
+            self.read(worker, phase, latencies)?;
+            if self.groups.is_empty() && !is_full {
+                continue;
+            }
             let wanted = if is_full { None } else { self.enough() };
             let complete = self.queue.wait(wanted)?;
             let now = Instant::now();
@@ -321,15 +352,46 @@ impl<Q: Queue> Writer<Q> {
         }
     }
 
-    /// Submits groups up to the depth; false when the stream accepts no more.
+    /// Reads the extents that were gathered, in one call.
+    fn read(
+        &mut self,
+        worker: &Worker<'_>,
+        phase: Phase,
+        latencies: &mut Latencies,
+    ) -> Result<(), Failure> {
+        if self.reads.is_empty() {
+            return Ok(());
+        }
+        let since = Instant::now();
+        self.queue.read(&self.reads, &mut self.read_data)?;
+        let reads = self.reads.len() as u64;
+        if phase == Phase::Measure {
+            let ns = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            latencies.record_n(ns, reads);
+        }
+        worker.completed(reads, self.read_groups, bytes_of(&self.reads));
+        self.reads.clear();
+        self.read_groups = 0;
+        Ok(())
+    }
+
+    /// Submits groups up to the depth, and gathers those that are to be read; false when the stream
+    /// accepts no more.
     fn fill(&mut self) -> Result<bool, Failure> {
         let since = Instant::now();
         loop {
             if !self.staged {
-                if self.in_flight + self.generator.writes_in_next_group() > self.depth {
+                let in_flight = self.in_flight + self.reads.len() as u32;
+                if in_flight + self.generator.writes_in_next_group() > self.depth {
                     return Ok(true);
                 }
                 self.generator.next_group(&mut self.extents);
+                self.generated += 1;
+                if self.access.is_read(self.seed, self.generated) {
+                    self.reads.append(&mut self.extents);
+                    self.read_groups += 1;
+                    continue;
+                }
                 self.staged = true;
                 self.move_if_due()?;
             }
@@ -337,8 +399,7 @@ impl<Q: Queue> Writer<Q> {
                 return Ok(false);
             }
             let writes = self.extents.len() as u32;
-            let blocks: u64 = self.extents.iter().map(|e| u64::from(e.blocks)).sum();
-            self.groups.push_back(Group { writes, bytes: blocks * u64::from(BLOCK), since });
+            self.groups.push_back(Group { writes, bytes: bytes_of(&self.extents), since });
             self.in_flight += writes;
             self.staged = false;
         }

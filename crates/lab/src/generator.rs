@@ -130,6 +130,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::access::Access;
 
     fn groups(workload: &Workload, thread: u32, blocks: u64, count: usize) -> Vec<Vec<Extent>> {
         workload.check().unwrap();
@@ -146,6 +147,7 @@ mod tests {
 
     fn uniform(pattern: Pattern, size: u32, batch: u32, group: u32) -> Workload {
         Workload {
+            access: Access::Write,
             shape: Shape::Uniform { pattern, size, batch, group },
             queue_depth: group.max(4),
             threads: 2,

@@ -8,6 +8,7 @@
 //!
 //! This crate decides nothing about storage: a workload only describes the writes.
 
+pub mod access;
 pub mod bars;
 pub mod compare;
 pub mod demo_report;

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    access::Access,
     bars::{self, Bar},
     latency::{Latencies, LatencySummary},
     machine::Machine,
@@ -52,6 +53,9 @@ pub struct Point {
     pub queue_depth: u32,
     /// `seq`, `rand` or `journal`.
     pub pattern: String,
+    /// Whether the groups were written or read. *Writes* in other fields are then these operations.
+    #[serde(default)]
+    pub rw: Access,
     /// There were more threads than cores: figures show sharing, not speed.
     pub beyond_cores: bool,
     /// Number of runs of each contender, without discarded ones.
@@ -239,6 +243,7 @@ impl Point {
             group,
             queue_depth: workload.queue_depth,
             pattern,
+            rw: workload.access,
             beyond_cores: workload.threads as usize > cores,
             rounds: rounds.iter().map(|(_, s)| s.len()).max().unwrap_or(0),
             host_stole: mean(disturbances().filter_map(|d| d.stole)),
@@ -258,14 +263,17 @@ impl Point {
             text += " (more threads than cores)";
         }
         text += "\n\n";
+        let operations = self.rw.operations();
+        let (speed, cpu) =
+            (format!("{operations}/s"), format!("CPU/{}", operations.trim_end_matches('s')));
         let mut table = Table::new(&[
             ("", Align::Left),
-            ("writes/s", Align::Right),
+            (&speed, Align::Right),
             ("±", Align::Right),
             ("p50", Align::Right),
             ("p99", Align::Right),
             ("p99.9", Align::Right),
-            ("CPU/write", Align::Right),
+            (&cpu, Align::Right),
         ]);
         for (name, figures) in &self.engines {
             table.row([

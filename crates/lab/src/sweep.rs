@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::{
+    access::Access,
     report::Point,
     workload::{BLOCK, Pattern, Shape, Workload},
 };
@@ -143,6 +144,7 @@ impl Sweep {
             points.push(base);
         }
         let workload = |[queue_depth, threads, size, batch]: [u32; 4]| Workload {
+            access: Access::Write,
             shape: Shape::Uniform { pattern: Pattern::Random, size, batch, group: 1 },
             queue_depth,
             threads,

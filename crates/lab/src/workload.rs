@@ -4,6 +4,8 @@ use std::{fmt, ops::Range, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
+use crate::access::Access;
+
 /// Length of a logical block in bytes, with the width of the lengths here.
 pub const BLOCK: u32 = riopipe::BLOCK_BYTES as u32;
 
@@ -46,6 +48,9 @@ pub enum Shape {
 pub struct Workload {
     /// The form of the groups.
     pub shape: Shape,
+    /// Whether the groups are written or read.
+    #[serde(default)]
+    pub access: Access,
     /// Writes in flight per thread, counted as submitted (before merging).
     pub queue_depth: u32,
     /// Number of threads, each with its own stream and its own area.
@@ -109,7 +114,7 @@ impl Workload {
     /// The paper's journal workload (§3.1).
     #[must_use]
     pub fn journal(threads: u32, queue_depth: u32) -> Self {
-        Self { shape: Shape::Journal, queue_depth, threads, seed: 1 }
+        Self { shape: Shape::Journal, access: Access::Write, queue_depth, threads, seed: 1 }
     }
 
     /// Random 4 KiB writes, each a group of its own: the paper's Figure 10.
@@ -117,6 +122,7 @@ impl Workload {
     pub fn random_4k(threads: u32, queue_depth: u32) -> Self {
         Self {
             shape: Shape::Uniform { pattern: Pattern::Random, size: BLOCK, batch: 1, group: 1 },
+            access: Access::Write,
             queue_depth,
             threads,
             seed: 1,
@@ -201,6 +207,10 @@ impl Workload {
 
 impl fmt::Display for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.access {
+            Access::Write => {}
+            access => write!(f, "{access}, ")?,
+        }
         match self.shape {
             Shape::Journal => write!(f, "journal (2 blocks, then 1)")?,
             Shape::Uniform { pattern, size, batch, group } => {
@@ -249,6 +259,7 @@ mod tests {
     fn uniform(size: u32, batch: u32, group: u32, queue_depth: u32) -> Workload {
         Workload {
             shape: Shape::Uniform { pattern: Pattern::Random, size, batch, group },
+            access: Access::Write,
             queue_depth,
             threads: 2,
             seed: 0,
@@ -297,6 +308,8 @@ mod tests {
             Workload::journal(1, 8).to_string(),
             "journal (2 blocks, then 1), queue depth 8, 1 thread"
         );
+        let read = Workload { access: Access::Read, ..Workload::journal(1, 8) };
+        assert!(read.to_string().starts_with("read, journal"));
         assert_eq!("seq".parse(), Ok(Pattern::Sequential));
         assert!("zig".parse::<Pattern>().unwrap_err().contains("zig"));
     }

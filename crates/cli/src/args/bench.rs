@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use riopipe::EngineKind;
-use riopipe_lab::link::LinkModel;
+use riopipe_lab::{access::Access, link::LinkModel};
 use riopipe_net::SpinPolicy;
 
 use super::{connect::Connect, values};
@@ -122,8 +122,8 @@ pub struct Writes {
     /// Places of the writes
     #[arg(long, value_enum, default_value = "rand")]
     pub pattern: Pattern,
-    /// Bytes per write
-    #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = values::block_size)]
+    /// Bytes per write or read, up to 4M
+    #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = values::transfer_size)]
     pub size: u32,
     /// Writes per group
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
@@ -221,6 +221,8 @@ Examples:
   rio bench run --drive ssd:flash,size=1G --targets 2 --pattern journal --engine sync,rio,none
   rio bench run --engine none,rio --log block:{},size=2M
   rio bench run --pattern seq --batch 16 --merge off
+  rio bench run --engine rio --rw read --pattern seq --size 128K --unit 128K
+  rio bench run --engine rio,sync --rw mixed:70
   rio bench run --engine rio --depth 32 --stages           where does the time go?
   rio bench run --engine rio --time 60 --metrics 127.0.0.1:9421     watched by `rio volume stat`
   rio bench run --volume scratch -m 192.0.2.10 -m 192.0.2.11 --threads 4 --overwrite")]
@@ -232,6 +234,10 @@ pub struct Run {
     /// The writes, and the duration.
     #[command(flatten)]
     pub writes: Writes,
+    /// Operations: write, read, or mixed:70, of which 70 of 100 are reads. A thread's reads go in one
+    /// call, as many as the depth has space for, and it waits for them
+    #[arg(long, value_name = "HOW", default_value = "write", conflicts_with = "floor")]
+    pub rw: Access,
     /// Merge adjacent writes into one request
     #[arg(long, value_enum, value_name = "SWITCH", default_value = "on")]
     pub merge: Switch,

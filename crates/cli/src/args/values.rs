@@ -27,6 +27,18 @@ pub fn block_size(text: &str) -> Result<u32, String> {
     u32::try_from(bytes).map_err(|_| format!("{text} is more than 4G"))
 }
 
+/// The size of a transfer in bytes: as [`block_size`], and at most 4 MiB.
+///
+/// # Errors
+/// The problem, for the user.
+pub fn transfer_size(text: &str) -> Result<u32, String> {
+    let bytes = block_size(text)?;
+    if bytes > 4 << 20 {
+        return Err(format!("{text} is more than 4M"));
+    }
+    Ok(bytes)
+}
+
 /// The size of a prepare area in bytes: 0, or as [`block_size`].
 ///
 /// # Errors

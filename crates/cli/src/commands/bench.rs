@@ -13,6 +13,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use riopipe::{ConnectOptions, EngineKind, MemberAddr, Volume};
 use riopipe_lab::{
+    access::Access,
     floor::FloorOptions,
     harness::Window,
     machine::Machine,
@@ -62,7 +63,7 @@ pub(super) fn run(command: Bench, output: &Output) -> Result<(), Failure> {
 }
 
 fn measure(args: &Run, output: &Output) -> Result<Measured, Failure> {
-    let workloads = workloads(&args.writes)?;
+    let workloads = workloads(&args.writes, args.rw)?;
     let engines = without_repeats(&args.engine);
     // Described before the run: afterwards the load includes our own.
     let machine = Machine::this();
@@ -149,7 +150,7 @@ pub(super) fn window(duration: Duration) -> Window {
     Window { warm_up: (duration / 5).min(Duration::from_millis(500)), duration }
 }
 
-fn workloads(args: &Writes) -> Result<Vec<Workload>, Failure> {
+fn workloads(args: &Writes, access: Access) -> Result<Vec<Workload>, Failure> {
     let shape = match args.pattern {
         Pattern::Journal => Shape::Journal,
         Pattern::Rand | Pattern::Seq => Shape::Uniform {
@@ -161,7 +162,7 @@ fn workloads(args: &Writes) -> Result<Vec<Workload>, Failure> {
     };
     let of_depth = |queue_depth: &u32| {
         let (threads, seed) = (args.threads, args.seed);
-        let workload = Workload { shape, queue_depth: *queue_depth, threads, seed };
+        let workload = Workload { shape, access, queue_depth: *queue_depth, threads, seed };
         workload.check().map_err(|error| Failure::new(Code::Usage, error.to_string()))?;
         Ok(workload)
     };
@@ -345,13 +346,16 @@ mod tests {
     #[test]
     fn options_become_workloads() {
         let words = "--depth 2,32 --pattern seq --size 8K --batch 4 --group 2 --threads 3";
-        let all = workloads(&args(words).writes).unwrap();
+        let all = workloads(&args(words).writes, Access::Write).unwrap();
         assert_eq!(all.iter().map(|w| w.queue_depth).collect::<Vec<_>>(), [2, 32]);
         assert_eq!(
             all[1].to_string(),
             "seq 8 KiB, batches of 4, groups of 2, queue depth 32, 3 threads"
         );
-        assert_eq!(workloads(&args("--pattern journal").writes).unwrap()[0].shape, Shape::Journal);
+        assert_eq!(
+            workloads(&args("--pattern journal").writes, Access::Write).unwrap()[0].shape,
+            Shape::Journal
+        );
     }
 
     #[test]
@@ -359,10 +363,25 @@ mod tests {
         for (words, part) in
             [("--depth 1 --group 2", "raise it to 2"), ("--group 3 --batch 2", "multiple")]
         {
-            let failure = workloads(&args(words).writes).unwrap_err();
+            let failure = workloads(&args(words).writes, Access::Write).unwrap_err();
             assert_eq!(failure.code, Code::Usage);
             assert!(failure.message.contains(part), "{failure}");
         }
+    }
+
+    #[test]
+    fn reads_are_part_of_the_workload() {
+        let run = args("--rw mixed:70 --size 4M");
+        let text = workloads(&run.writes, run.rw).unwrap()[0].to_string();
+        assert_eq!(text, "mixed:70, rand 4096 KiB, queue depth 32, 1 thread");
+        let refused = |words: &str| {
+            Cli::try_parse_from(["rio", "bench", "run"].into_iter().chain(words.split(' ')))
+                .unwrap_err()
+                .to_string()
+        };
+        assert!(refused("--rw both").contains("mixed:70"));
+        assert!(refused("--size 8M").contains("more than 4M"));
+        assert!(refused("--rw read --floor").contains("--floor"));
     }
 
     #[test]

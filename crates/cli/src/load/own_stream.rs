@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use riopipe::{Buf, Place, Seq, Stream, SubmitError, SubmitErrorKind, Until};
+use riopipe::{Buf, Place, ReadExtent, Seq, Stream, SubmitError, SubmitErrorKind, Until};
 use riopipe_lab::{generator::Extent, workload::BLOCK};
 
 use super::Queue;
@@ -25,6 +25,19 @@ impl OwnStream {
 }
 
 impl Queue for OwnStream {
+    fn read(&mut self, extents: &[Extent], into: &mut Vec<u8>) -> Result<(), Failure> {
+        let lens = extents.iter().map(|extent| extent.blocks as usize * BLOCK as usize);
+        into.resize(into.len().max(lens.clone().sum()), 0);
+        let mut rest = into.as_mut_slice();
+        let mut reads = Vec::with_capacity(extents.len());
+        for (extent, len) in extents.iter().zip(lens) {
+            let (into, behind) = rest.split_at_mut(len);
+            rest = behind;
+            reads.push(ReadExtent { lba: extent.lba, into });
+        }
+        self.stream.read_many(&mut reads, None).map_err(|error| Failure::storage(&error))
+    }
+
     fn submit(&mut self, extents: &[Extent]) -> Result<bool, Failure> {
         if self.spare.is_empty() {
             self.spare = buffers(&mut self.stream, extents)?;

@@ -116,6 +116,10 @@ pub(super) struct SharedStream {
 }
 
 impl Queue for SharedStream {
+    fn read(&mut self, _: &[Extent], _: &mut Vec<u8>) -> Result<(), Failure> {
+        Err(Failure::new(Code::Usage, "writers that share a stream do not read"))
+    }
+
     fn submit(&mut self, extents: &[Extent]) -> Result<bool, Failure> {
         let ask = Ask { writer: self.writer, extents: extents.to_vec() };
         let asking = self.asking.as_ref().ok_or_else(ended)?;

@@ -10,6 +10,7 @@ use riopipe_order::engine::EngineKind;
 use serde::Serialize;
 
 use self::program::Program;
+use crate::access::Access;
 use crate::workload::{Pattern, Shape, Workload};
 
 /// A figure that can be measured.
@@ -259,7 +260,7 @@ impl Axis {
             Self::Size(pattern) => (uniform(pattern, value, 1), 1),
             Self::Batch { threads, pattern } => (uniform(pattern, 4, value), threads),
         };
-        Workload { shape, queue_depth: DEPTH, threads, seed: 1 }
+        Workload { shape, access: Access::Write, queue_depth: DEPTH, threads, seed: 1 }
     }
 }
 

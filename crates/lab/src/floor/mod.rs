@@ -195,7 +195,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::workload::Pattern;
+    use crate::{access::Access, workload::Pattern};
 
     fn options(workload: Workload) -> FloorOptions {
         FloorOptions {
@@ -239,6 +239,7 @@ mod tests {
                     &FloorOptions {
                         spin,
                         ..options(Workload {
+                            access: Access::Write,
                             shape: Shape::Uniform {
                                 pattern: Pattern::Random,
                                 size,

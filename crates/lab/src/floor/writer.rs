@@ -223,6 +223,7 @@ mod tests {
     use riopipe_net::{Listener, SocketOptions, SpinPolicy};
 
     use super::*;
+    use crate::access::Access;
     use crate::{
         harness::Window,
         workload::{Pattern, Shape, Workload},
@@ -235,6 +236,7 @@ mod tests {
         let listener = Listener::bind("127.0.0.1:0").unwrap();
         let options = FloorOptions {
             workload: Workload {
+                access: Access::Write,
                 shape: Shape::Uniform {
                     pattern: Pattern::Sequential,
                     size: SIZE,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use riopipe_lab::{
+    access::Access,
     compare,
     floor::{self, FloorOptions},
     machine::Machine,
@@ -27,7 +28,7 @@ use crate::{
 };
 
 pub(super) fn measure(args: &Args, output: &Output) -> Result<Measured, Failure> {
-    let workloads = workloads(&args.writes)?;
+    let workloads = workloads(&args.writes, Access::Write)?;
     let machine = Machine::this();
     let interrupt = Interrupt::watch(output)?;
     let drive = drive(&args.drive)?;
