@@ -108,7 +108,8 @@ mod tests {
 
     #[test]
     fn so_many_groups_are_read() {
-        let read = |access: Access, seed| (0..10_000u64).filter(move |group| access.is_read(seed, *group));
+        let read =
+            |access: Access, seed| (0..10_000u64).filter(move |group| access.is_read(seed, *group));
         assert_eq!(read(Access::Write, 1).count(), 0);
         assert_eq!(read(Access::Read, 1).count(), 10_000);
         let mixed = Access::Mixed { reads: 70 };

@@ -32,6 +32,6 @@ pub use cores::{PinError, allowed_cores, current_core, pin_to_core};
 pub use listener::{AcceptError, ListenError, Listener};
 pub use owned::{Owned, Taken};
 pub use poller::{Event, Interest, Poller, PollerError, Waker, wait_readable, wait_writable};
-pub use recv_buf::{BufFull, RecvBuf};
+pub use recv_buf::{BufFull, Filled, RecvBuf};
 pub use riopipe_platform::now_ns;
 pub use socket::{LinkError, Received, SetCongestionError, Socket, SocketOptions};

@@ -5,6 +5,23 @@ use crate::socket::{LinkError, Received, Socket};
 /// The least space for one receive, bytes. Receives beyond 128 KiB are not faster.
 const RECV_SPACE_MIN: usize = 128 << 10;
 
+/// From this length of a place outside on, bytes, few bytes behind it are received in the same call.
+const LONG_SPACE: usize = 32 << 10;
+/// The bytes behind a long place outside: the next message usually begins there, and most of it belongs
+/// outside, too. What is received here must be copied there.
+const BEHIND_LONG_SPACE: usize = 4 << 10;
+
+/// The outcome of [`RecvBuf::fill_behind`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Filled {
+    /// The outcome of the receive; the bytes are those of both places together.
+    pub received: Received,
+    /// The number of bytes in the place outside.
+    pub outside_bytes: usize,
+    /// All the space was filled, so more may have arrived.
+    pub is_full: bool,
+}
+
 /// A message is larger than the buffer may become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a message of {need} bytes does not fit into a receive buffer of at most {max} bytes")]
@@ -143,25 +160,29 @@ impl RecvBuf {
     /// Receives once: first into `space`, a place outside of the buffer where the next bytes belong,
     /// and the bytes behind them into the buffer. The buffer must be empty, unless `space` is.
     ///
-    /// Returns the number of bytes as [`fill`](RecvBuf::fill) does, and how many of them are in
-    /// `space`.
+    /// Without `space` it is [`fill`](RecvBuf::fill).
     ///
     /// # Errors
     /// [`LinkError`], if the connection is gone. Bytes received before stay.
-    pub fn fill_behind(
-        &mut self,
-        space: &mut [u8],
-        socket: &Socket,
-    ) -> Result<(Received, usize), LinkError> {
+    pub fn fill_behind(&mut self, space: &mut [u8], socket: &Socket) -> Result<Filled, LinkError> {
         if space.is_empty() {
-            return Ok((self.fill(socket)?, 0));
+            let received = self.fill(socket)?;
+            return Ok(Filled { received, outside_bytes: 0, is_full: false });
         }
         debug_assert!(self.is_empty(), "the bytes of the buffer come first");
         let space_len = space.len();
-        let received = socket.recv_into_both(space, &mut self.bytes)?;
-        let Received::Bytes(count) = received else { return Ok((received, 0)) };
+        let behind = match space_len < LONG_SPACE {
+            true => &mut self.bytes[..],
+            false => &mut self.bytes[..BEHIND_LONG_SPACE],
+        };
+        let whole_len = space_len + behind.len();
+        let received = socket.recv_into_both(space, behind)?;
+        let Received::Bytes(count) = received else {
+            return Ok(Filled { received, outside_bytes: 0, is_full: false });
+        };
         (self.start, self.end) = (0, count.saturating_sub(space_len));
-        Ok((received, count.min(space_len)))
+        let is_full = count == whole_len;
+        Ok(Filled { received, outside_bytes: count.min(space_len), is_full })
     }
 
     /// Moves the data to the front.
@@ -209,22 +230,48 @@ mod tests {
         let (near, far) = pair();
         let mut buf = RecvBuf::new(0);
         let mut space = [0; 6];
-        assert_eq!(buf.fill_behind(&mut space, &far).unwrap(), (Received::WouldBlock, 0));
+        let filled = |received, outside_bytes| Filled { received, outside_bytes, is_full: false };
+        let nothing = filled(Received::WouldBlock, 0);
+        assert_eq!(buf.fill_behind(&mut space, &far).unwrap(), nothing);
         near.send([&b"out"[..]]).unwrap();
         assert!(wait_readable(far.as_fd(), Duration::from_secs(10)).unwrap());
-        assert_eq!(buf.fill_behind(&mut space, &far).unwrap(), (Received::Bytes(3), 3));
+        assert_eq!(buf.fill_behind(&mut space, &far).unwrap(), filled(Received::Bytes(3), 3));
         assert!(buf.is_empty() && &space[..3] == b"out");
         near.send([&b"side|inside"[..]]).unwrap();
         assert!(wait_readable(far.as_fd(), Duration::from_secs(10)).unwrap());
-        assert_eq!(buf.fill_behind(&mut space[3..], &far).unwrap(), (Received::Bytes(11), 3));
+        let filled_both = filled(Received::Bytes(11), 3);
+        assert_eq!(buf.fill_behind(&mut space[3..], &far).unwrap(), filled_both);
         assert_eq!((&space[..], buf.data()), (&b"outsid"[..], &b"e|inside"[..]));
         near.send([&b"!"[..]]).unwrap();
         assert!(wait_readable(far.as_fd(), Duration::from_secs(10)).unwrap());
-        assert_eq!(buf.fill_behind(&mut [], &far).unwrap(), (Received::Bytes(1), 0));
+        assert_eq!(buf.fill_behind(&mut [], &far).unwrap(), filled(Received::Bytes(1), 0));
         assert_eq!(buf.data(), b"e|inside!");
         buf.clear();
         drop(near);
-        assert_eq!(buf.fill_behind(&mut space, &far).unwrap(), (Received::Closed, 0));
+        assert_eq!(buf.fill_behind(&mut space, &far).unwrap(), filled(Received::Closed, 0));
+    }
+
+    /// Most of what follows a long place outside belongs outside, too.
+    #[test]
+    fn little_is_received_behind_a_long_space_outside() {
+        let (near, far) = pair();
+        let mut buf = RecvBuf::new(0);
+        let mut space = vec![0; LONG_SPACE];
+        let data = vec![7; LONG_SPACE + 2 * BEHIND_LONG_SPACE];
+        let mut sent = 0;
+        while sent < data.len() {
+            sent += near.send([&data[sent..]]).unwrap();
+        }
+        let mut whole = 0;
+        while whole < LONG_SPACE {
+            assert!(wait_readable(far.as_fd(), Duration::from_secs(10)).unwrap());
+            let rest = LONG_SPACE - whole;
+            let filled = buf.fill_behind(&mut space[whole..], &far).unwrap();
+            whole += filled.outside_bytes;
+            assert!(rest < LONG_SPACE || buf.len() <= BEHIND_LONG_SPACE);
+            assert_eq!(filled.is_full, buf.len() == BEHIND_LONG_SPACE && rest == LONG_SPACE);
+        }
+        assert!(space.iter().all(|byte| *byte == 7));
     }
 
     #[test]

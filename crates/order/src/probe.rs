@@ -417,6 +417,8 @@ named! {
         BindWaited = "bind-waited",
         /// A connection was moved from one core of a target to another.
         HandedOver = "handed-over",
+        /// The data of a command arrived in parts, and went straight to the command's buffer.
+        DataInParts = "data-in-parts",
         /// Several completions of one stream waited for the same fence of the log.
         FenceShared = "fence-shared",
         /// An operation waited because its drive had the most operations that it takes at once.

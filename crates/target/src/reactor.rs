@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use riopipe_media::Queue;
 use riopipe_net::{
-    AdaptiveSpin, Event, IdleStep, Interest, Listener, Poller, PollerError, Received, RecvBuf,
-    Socket, SpinPolicy,
+    AdaptiveSpin, Event, Filled, IdleStep, Interest, Listener, Poller, PollerError, Received,
+    RecvBuf, Socket, SpinPolicy,
 };
 use riopipe_session::target::{
     self, Action, ConnKey, CoreConfig, Input, Message, TargetCore, Transport,
@@ -266,20 +266,20 @@ impl Reactor {
                 Input::StaysInSocket => return has_received,
             };
             match received {
-                Ok((Received::Bytes(count), data_bytes)) => {
+                Ok(Filled { received: Received::Bytes(count), outside_bytes, is_full }) => {
                     has_received = true;
-                    self.core.received(key, data_bytes, &mut self.devices);
+                    self.core.received(key, outside_bytes, &mut self.devices);
                     if let Some(hostnqn) = self.devices.connected_host.take() {
                         self.note_host(key, &hostnqn);
                     }
                     self.send(key);
                     // A short receive has emptied the socket: another one would return nothing.
-                    if count < RecvBuf::DEFAULT_CAPACITY / 4 {
+                    if !is_full && count < RecvBuf::DEFAULT_CAPACITY / 4 {
                         return has_received;
                     }
                 }
-                Ok((Received::WouldBlock, _)) => return has_received,
-                Ok((Received::Closed, _)) => {
+                Ok(Filled { received: Received::WouldBlock, .. }) => return has_received,
+                Ok(Filled { received: Received::Closed, .. }) => {
                     self.core.closed(key, "the host closed the connection", &mut self.devices);
                     return true;
                 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use riopipe_net::{LinkError, Received, RecvBuf, Socket};
+use riopipe_net::{Filled, LinkError, Received, RecvBuf, Socket};
 use riopipe_session::target::limits::H2C_DATA_BYTES_MAX;
 use riopipe_session::target::{LocalAddress, Transport};
 
@@ -45,20 +45,15 @@ impl Tcp {
         Some(LocalAddress { traddr: address.ip().to_string(), ipv6: address.is_ipv6() })
     }
 
-    /// Receives once: first into `data_space`, then behind the bytes that are not consumed. Returns
-    /// also how many bytes are in `data_space`.
+    /// Receives once: first into `data_space`, then behind the bytes that are not consumed.
     #[inline]
-    pub(crate) fn fill(
-        &mut self,
-        data_space: &mut [u8],
-        now: u64,
-    ) -> Result<(Received, usize), LinkError> {
-        let received = self.input.fill_behind(data_space, &self.socket);
-        if let Ok((Received::Bytes(count), _)) = received {
+    pub(crate) fn fill(&mut self, data_space: &mut [u8], now: u64) -> Result<Filled, LinkError> {
+        let filled = self.input.fill_behind(data_space, &self.socket);
+        if let Ok(Filled { received: Received::Bytes(count), .. }) = filled {
             self.last_receive = now;
             self.traffic.add_received(count);
         }
-        received
+        filled
     }
 
     /// Receives and drops available bytes; returns whether more may arrive. A peer that sends
@@ -129,7 +124,7 @@ mod tests {
         let (mut left, start) = (0, Instant::now());
         while left < sent - turn && start.elapsed() < SOON {
             tcp.input.clear();
-            if let (Received::Bytes(n), 0) = tcp.fill(&mut [], 0).unwrap() {
+            if let Received::Bytes(n) = tcp.fill(&mut [], 0).unwrap().received {
                 left += n;
             }
         }

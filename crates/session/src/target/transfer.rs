@@ -25,6 +25,8 @@ use riopipe_nvme::command::{Sqe, Status};
 use riopipe_nvme::digest::DIGEST_LEN;
 use riopipe_nvme::pdu::{DataHdr, DataHead, PduError, R2t};
 
+use riopipe_order::probe::{self, Rare};
+
 use super::closed::Closed;
 use super::commands::{Command, Stage};
 use super::context::Context;
@@ -214,6 +216,7 @@ impl<E: TargetEnv> Context<E> {
     pub(super) fn open_data(&mut self, head: &DataHead) -> Result<bool, PduError> {
         let has_buf = self.check_data(&head.header)?.buf.is_some();
         if has_buf {
+            probe::count_rare(Rare::DataInParts);
             let DataHead { header, has_data_digest, .. } = *head;
             self.open_data = Some(OpenData { header, arrived_bytes: 0, has_data_digest });
         }
