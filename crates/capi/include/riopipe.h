@@ -249,6 +249,13 @@ typedef struct riop_written {
     uint64_t blocks; /* the number of blocks */
 } riop_written;
 
+/* Blocks to read, and the memory for them. */
+typedef struct riop_extent {
+    uint64_t lba;  /* the first block */
+    void *into;    /* the memory for the blocks */
+    size_t length; /* the number of bytes, a multiple of 4096 */
+} riop_extent;
+
 /* The marks of a stream. */
 typedef struct riop_marks {
     uint64_t complete; /* Each group up to this one is complete on all targets. */
@@ -384,6 +391,13 @@ int riop_stream_wait(riop_stream *stream, uint32_t until, uint64_t seq, int64_t 
 int riop_stream_read(riop_stream *stream, uint64_t lba, void *into, size_t length, int64_t timeout_ms,
                      riop_error **error);
 
+/*
+ * As riop_stream_read, for several extents at once: in one round trip, as far as the queue depth allows. Their memory
+ * must not overlap. An error of one extent is the error of the call.
+ */
+int riop_stream_read_many(riop_stream *stream, const riop_extent *extents, size_t count, int64_t timeout_ms,
+                          riop_error **error);
+
 /* The seq of the last group that was submitted. */
 int riop_stream_last(riop_stream *stream, uint64_t *seq, riop_error **error);
 
@@ -518,6 +532,9 @@ int riop_reader_new(const riop_volume *volume, const riop_reader_options *option
  */
 int riop_reader_read(const riop_reader *reader, uint64_t lba, void *into, size_t length, int64_t timeout_ms,
                      riop_error **error);
+/* As riop_reader_read, for several extents at once, as riop_stream_read_many. */
+int riop_reader_read_many(const riop_reader *reader, const riop_extent *extents, size_t count, int64_t timeout_ms,
+                          riop_error **error);
 int riop_reader_free(riop_reader *reader);
 
 #ifdef __cplusplus

@@ -92,6 +92,11 @@ codes! {
     RIOP_READ = 35;
 }
 
+/// All codes with their names, for bindings of other languages.
+pub fn code_names() -> impl Iterator<Item = (c_int, &'static str)> {
+    NAMES.iter().map(|(code, name)| (*code, name.to_str().expect("the names are ASCII")))
+}
+
 /// The name of a code, such as `"RIOP_FULL"`; `"RIOP_?"` for a number that is no code. It is never freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn riop_code_name(code: c_int) -> *const c_char {

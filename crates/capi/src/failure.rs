@@ -13,27 +13,30 @@ use riopipe::{
 
 use crate::codes::*;
 
-/// Why a call failed.
+/// Why a call failed, as C has it: the code and the text of an error of the library. Each error of [`riopipe`] becomes
+/// one. Bindings of other languages use the same codes.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub struct Failure {
     /// The code: not `RIOP_OK`.
-    pub(crate) code: c_int,
+    pub code: c_int,
     /// Whether the same call may succeed later, if only time passes.
-    pub(crate) is_retryable: bool,
+    pub is_retryable: bool,
     /// Whether the stream has failed, and may be reopened.
-    pub(crate) can_reopen: bool,
+    pub can_reopen: bool,
     /// The text.
-    pub(crate) text: String,
+    pub text: String,
 }
 
 impl Failure {
     /// The failure of a call that fails again, until it is changed.
-    pub(crate) fn new(code: c_int, text: String) -> Self {
+    #[must_use]
+    pub fn new(code: c_int, text: String) -> Self {
         Self { code, is_retryable: false, can_reopen: false, text }
     }
 
     /// The failure of a call that may succeed later.
-    pub(crate) fn retryable(code: c_int, text: String) -> Self {
+    #[must_use]
+    pub fn retryable(code: c_int, text: String) -> Self {
         Self { is_retryable: true, ..Self::new(code, text) }
     }
 

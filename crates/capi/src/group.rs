@@ -2,8 +2,9 @@
 
 use std::ffi::c_int;
 use std::ptr;
+use std::time::Duration;
 
-use riopipe::{Buf, Place, StreamId, SubmitError};
+use riopipe::{Buf, Place, Seq, Stream, StreamId, SubmitError};
 
 use crate::buf::RiopBuf;
 use crate::codes::RIOP_RANGE;
@@ -53,6 +54,88 @@ pub type RiopGroup = Handle<Staged>;
 kind!(Staged, b"riop-grp", "riop_group");
 
 impl Staged {
+    /// Adds a write of `buf` at volume block `lba`.
+    pub fn write(&mut self, lba: u64, place: Place, buf: Buf) {
+        self.requests.push(Request::Write { lba, place, buf: Some(buf) });
+    }
+
+    /// Adds a request that makes `blocks` blocks from volume block `lba` on read as zeroes.
+    ///
+    /// # Errors
+    /// [`RIOP_RANGE`]: there are no blocks.
+    pub fn discard(&mut self, lba: u64, blocks: u32) -> Result<(), Failure> {
+        if blocks == 0 {
+            return Err(Failure::new(RIOP_RANGE, "a discard has at least one block".into()));
+        }
+        self.requests.push(Request::Discard { lba, blocks });
+        Ok(())
+    }
+
+    /// Sets the caller's tag.
+    pub fn tag(&mut self, tag: u64) {
+        self.tag = tag;
+    }
+
+    /// Lets stream `id` follow the group.
+    pub fn follower(&mut self, id: u16) {
+        self.follower = Some(StreamId(id));
+    }
+
+    /// The number of writes and discards.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Whether there are no writes and discards.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    /// Submits the group, and waits for space for `timeout` at most; `None` means without limit. After a success the
+    /// group is empty; after a failure it is as before.
+    ///
+    /// # Errors
+    /// The error of the submission.
+    ///
+    /// # Panics
+    /// If a submission of the group has panicked before: then its buffers are lost.
+    pub fn submit(
+        &mut self,
+        stream: &mut Stream,
+        durable: bool,
+        timeout: Option<Duration>,
+    ) -> Result<Seq, Failure> {
+        let mut next = stream.group().tag(self.tag);
+        for request in &mut self.requests {
+            next = match request {
+                Request::Write { lba, place, buf } => {
+                    let buf = buf.take().expect("each write of a staged group has its buffer");
+                    next.write(*lba, buf, *place)
+                }
+                Request::Discard { lba, blocks } => next.discard(*lba, *blocks),
+            };
+        }
+        if let Some(follower) = self.follower {
+            next = next.follower(follower);
+        }
+        let submitted = match durable {
+            false => next.submit_or_wait(timeout),
+            true => next.submit_durable_or_wait(timeout),
+        };
+        match submitted {
+            Ok(seq) => {
+                self.reset();
+                Ok(seq)
+            }
+            Err(SubmitError { kind, bufs }) => {
+                self.restore(bufs);
+                Err(kind.into())
+            }
+        }
+    }
+
     /// Puts the buffers of a group that was refused back to their writes.
     fn restore(&mut self, bufs: Vec<Buf>) {
         let mut bufs = bufs.into_iter();
@@ -63,8 +146,8 @@ impl Staged {
         }
     }
 
-    /// Makes the group empty.
-    fn reset(&mut self) {
+    /// Makes the group empty, and drops its buffers.
+    pub fn reset(&mut self) {
         self.requests.clear();
         self.tag = 0;
         self.follower = None;
@@ -117,7 +200,7 @@ pub unsafe extern "C" fn riop_group_write(
                 }
             };
             let buf = handle::consume(buf, Ok::<_, NotConsumed<Buf>>)?;
-            staged.requests.push(Request::Write { lba, place, buf: Some(buf) });
+            staged.write(lba, place, buf);
             Ok(())
         })
     }
@@ -135,16 +218,7 @@ pub unsafe extern "C" fn riop_group_discard(
     error: *mut *mut RiopError,
 ) -> c_int {
     // SAFETY: the caller keeps the rules.
-    unsafe {
-        guard(error, || {
-            let mut staged = handle::exclusive(group)?;
-            if blocks == 0 {
-                return Err(Failure::new(RIOP_RANGE, "a discard has at least one block".into()));
-            }
-            staged.requests.push(Request::Discard { lba, blocks });
-            Ok(())
-        })
-    }
+    unsafe { guard(error, || handle::exclusive(group)?.discard(lba, blocks)) }
 }
 
 /// Sets the tag of the group.
@@ -160,7 +234,7 @@ pub unsafe extern "C" fn riop_group_tag(
     // SAFETY: the caller keeps the rules.
     unsafe {
         guard(error, || {
-            handle::exclusive(group)?.tag = tag;
+            handle::exclusive(group)?.tag(tag);
             Ok(())
         })
     }
@@ -179,7 +253,7 @@ pub unsafe extern "C" fn riop_group_follower(
     // SAFETY: the caller keeps the rules.
     unsafe {
         guard(error, || {
-            handle::exclusive(group)?.follower = Some(StreamId(id));
+            handle::exclusive(group)?.follower(id);
             Ok(())
         })
     }
@@ -206,35 +280,10 @@ pub unsafe extern "C" fn riop_group_submit(
             if flags & !RIOP_DURABLE != 0 {
                 return Err(argument(format!("the flags {flags:#x} have more than RIOP_DURABLE")));
             }
-            let mut next = open.stream.group().tag(staged.tag);
-            for request in &mut staged.requests {
-                next = match request {
-                    Request::Write { lba, place, buf } => {
-                        let buf = buf.take().expect("each write of a staged group has its buffer");
-                        next.write(*lba, buf, *place)
-                    }
-                    Request::Discard { lba, blocks } => next.discard(*lba, *blocks),
-                };
-            }
-            if let Some(follower) = staged.follower {
-                next = next.follower(follower);
-            }
-            let timeout = limit(timeout_ms);
-            let submitted = match flags & RIOP_DURABLE {
-                0 => next.submit_or_wait(timeout),
-                _ => next.submit_durable_or_wait(timeout),
-            };
-            match submitted {
-                Ok(submitted) => {
-                    staged.reset();
-                    put(seq, submitted.0);
-                    Ok(())
-                }
-                Err(SubmitError { kind, bufs }) => {
-                    staged.restore(bufs);
-                    Err(kind.into())
-                }
-            }
+            let durable = flags & RIOP_DURABLE != 0;
+            let submitted = staged.submit(&mut open.stream, durable, limit(timeout_ms))?;
+            put(seq, submitted.0);
+            Ok(())
         })
     }
 }

@@ -3,6 +3,9 @@
 //! `include/riopipe.h` declares it, and documents each function for its callers. `docs/c-api.md` is the introduction.
 //! This crate translates pointers, numbers and texts, and decides nothing.
 //!
+//! For bindings of other languages that are written in Rust it has [`Failure`], the codes and texts of all errors, and
+//! [`Staged`], a group that is not bound to a stream before it is submitted.
+//!
 //! # Safety
 //!
 //! All functions of this interface have the same contract. The caller ensures the following:
@@ -22,6 +25,7 @@
 mod buf;
 mod codes;
 mod error;
+mod extent;
 mod failure;
 mod group;
 mod handle;
@@ -40,6 +44,8 @@ mod watch;
 pub use buf::*;
 pub use codes::*;
 pub use error::*;
+pub use extent::*;
+pub use failure::Failure;
 pub use group::*;
 pub use handle::Handle;
 pub use info::*;

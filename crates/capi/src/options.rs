@@ -261,9 +261,16 @@ pub(crate) unsafe fn reader(options: *const RiopReaderOptions) -> Result<ReaderO
 /// See the [rules](crate#safety).
 unsafe fn engine(name: *const c_char) -> Result<Option<EngineKind>, Failure> {
     // SAFETY: the caller keeps the rules.
-    let Some(name) = unsafe { text_or_null(name, "engine") }? else { return Ok(None) };
-    let found = EngineKind::from_name(name);
-    found.map(Some).ok_or_else(|| {
+    let name = unsafe { text_or_null(name, "engine") }?;
+    name.map(engine_named).transpose()
+}
+
+/// The engine with a name.
+///
+/// # Errors
+/// [`RIOP_OPTION`]: there is no such engine.
+pub fn engine_named(name: &str) -> Result<EngineKind, Failure> {
+    EngineKind::from_name(name).ok_or_else(|| {
         let names: Vec<&str> = EngineKind::ALL.iter().map(|kind| kind.name()).collect();
         let text = format!("there is no engine {name:?}; the engines are {}", names.join(", "));
         Failure::new(RIOP_OPTION, text)

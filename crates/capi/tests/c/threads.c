@@ -43,6 +43,12 @@ static void *read_blocks(void *nothing) {
         CHECK(all(block, sizeof block, (int)lba));
     }
     RETURNS(RIOP_RANGE, riop_reader_read(reader, 0, block, 5, SOON, &error));
+    unsigned char two[2 * RIOP_BLOCK_BYTES];
+    riop_extent extents[] = {{1, two, RIOP_BLOCK_BYTES}, {0, two + RIOP_BLOCK_BYTES, RIOP_BLOCK_BYTES}};
+    OK(riop_reader_read_many(reader, extents, 2, SOON, &error));
+    CHECK(all(two, RIOP_BLOCK_BYTES, 1) && all(two + RIOP_BLOCK_BYTES, RIOP_BLOCK_BYTES, 0));
+    extents[0].length = 5;
+    RETURNS(RIOP_RANGE, riop_reader_read_many(reader, extents, 2, SOON, &error));
     no_error();
     return nothing;
 }

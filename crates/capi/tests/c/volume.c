@@ -121,6 +121,31 @@ static void wrong_objects(void) {
     OK(riop_group_free(group));
 }
 
+/* Blocks 0, 2 and 3 are of 'a', 'b' and 'c', and block 1 of zeroes. */
+static void read_many(riop_stream *stream, unsigned char *blocks) {
+    unsigned char *second = blocks + RIOP_BLOCK_BYTES;
+    riop_extent extents[] = {
+        {.lba = 2, .into = second, .length = 2 * RIOP_BLOCK_BYTES},
+        {.lba = 0, .into = blocks, .length = RIOP_BLOCK_BYTES},
+        {.lba = 5, .into = NULL, .length = 0},
+    };
+    memset(blocks, 1, 3 * RIOP_BLOCK_BYTES);
+    OK(riop_stream_read_many(stream, extents, 3, SOON, &error));
+    CHECK(all(blocks, RIOP_BLOCK_BYTES, 'a'));
+    CHECK(all(second, RIOP_BLOCK_BYTES, 'b') && all(second + RIOP_BLOCK_BYTES, RIOP_BLOCK_BYTES, 'c'));
+    OK(riop_stream_read_many(stream, NULL, 0, SOON, &error));
+    RETURNS(RIOP_ARGUMENT, riop_stream_read_many(stream, NULL, 1, SOON, &error));
+    RETURNS(RIOP_ARGUMENT, riop_stream_read_many(stream, extents, SIZE_MAX, SOON, &error));
+    /* The second one begins within the first one. */
+    extents[1].into = second + RIOP_BLOCK_BYTES;
+    RETURNS(RIOP_ARGUMENT, riop_stream_read_many(stream, extents, 2, SOON, &error));
+    TEXT_HAS("the same memory");
+    extents[1].into = NULL;
+    RETURNS(RIOP_ARGUMENT, riop_stream_read_many(stream, extents, 2, SOON, &error));
+    extents[1] = (riop_extent){.lba = (uint64_t)1 << 40, .into = blocks, .length = RIOP_BLOCK_BYTES};
+    RETURNS(RIOP_RANGE, riop_stream_read_many(stream, extents, 2, SOON, &error));
+}
+
 static void ordered(void) {
     riop_stream *stream = NULL, *again = NULL;
     riop_group *group = NULL;
@@ -178,6 +203,8 @@ static void ordered(void) {
     RETURNS(RIOP_RANGE, riop_stream_read(stream, 0, blocks, 100, SOON, &error));
     RETURNS(RIOP_ARGUMENT, riop_stream_read(stream, 0, NULL, sizeof blocks, SOON, &error));
     RETURNS(RIOP_ARGUMENT, riop_stream_read(stream, 0, blocks, SIZE_MAX, SOON, &error));
+
+    read_many(stream, blocks);
 
     OK(riop_stream_last(stream, &last, &error));
     CHECK(last == 3);
