@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test miri sim sim-build sim-seeds sim-plants drive-plants sim-fs sim-worlds lint bench guest blktests fs-programs mutants build install-c setup
+.PHONY: help demo test miri sim sim-build sim-seeds sim-plants drive-plants sim-fs sim-worlds lint bench guest blktests fs-programs mutants build install-c fio setup
 
 # Extra arguments for the program behind a target: make demo ARGS='-o json'
 ARGS ?=
@@ -21,6 +21,9 @@ SIM_LIMIT ?= 1500
 PREFIX ?= /usr/local
 LIBDIR ?=
 DESTDIR ?=
+
+# The source of fio, for `make fio`; without it Debian's source package is used.
+FIO_SRC ?=
 
 CARGO ?= cargo
 OUT := $(or $(CARGO_TARGET_DIR),target)
@@ -74,6 +77,10 @@ build: setup ## The rio program, optimised
 install-c: setup ## The C library, its header and its pkg-config file, optimised (PREFIX=/usr/local DESTDIR= LIBDIR=)
 	@$(BOUNDED_BUILD) $(CARGO) rustc --release --locked --package riopipe-capi --lib --crate-type cdylib,staticlib
 	@DESTDIR='$(DESTDIR)' LIBDIR='$(LIBDIR)' scripts/install-c $(OUT)/release $(PREFIX)
+
+fio: build ## fio's engine for ordered groups, and fio with it against targets here (minutes; FIO_SRC=source of fio; ARGS='counts')
+	@$(BOUNDED_BUILD) $(CARGO) rustc --release --locked --package riopipe-capi --lib --crate-type cdylib,staticlib
+	@FIO_SRC='$(FIO_SRC)' scripts/fio --rio $(RIO) $(ARGS)
 
 sim: sim-seeds sim-plants drive-plants sim-fs sim-worlds ## The simulator: new seeds for SIM_MINUTES=10, planted bugs, RioFS, small worlds
 
