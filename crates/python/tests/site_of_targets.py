@@ -1,0 +1,53 @@
+"""Targets of the tests: processes of `rio target serve`."""
+
+import os
+import pathlib
+import re
+import subprocess
+import tempfile
+import time
+
+RIO = os.environ["RIO"]
+
+
+class Site:
+    """A target with a drive in a file and a log, which a test can kill and start again."""
+
+    def __init__(self, drive="mem:32M"):
+        self._dir = tempfile.TemporaryDirectory()
+        self.path = pathlib.Path(self._dir.name)
+        self._drive = drive.format(dir=self.path)
+        self._port = 0
+        self._process = None
+        self.start()
+
+    def start(self):
+        log = self.path / "target.log"
+        with log.open("w") as out:
+            self._process = subprocess.Popen(
+                [RIO, "target", "serve", "-a", "127.0.0.1", "-s", str(self._port), "--create", "--drive", self._drive,
+                 "--log", f"file:{self.path}/log,size=1M"],
+                stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+            )
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            text = log.read_text()
+            found = re.search(r"^nqn.* at 127\.0\.0\.1:(\d+)", text, re.MULTILINE)
+            if found and "gain to expect" in text:
+                self._port = int(found[1])
+                return
+            assert self._process.poll() is None, text
+            time.sleep(0.02)
+        raise AssertionError(f"the target did not start: {text}")
+
+    @property
+    def members(self):
+        return [f"127.0.0.1:{self._port}"]
+
+    def kill(self):
+        self._process.kill()
+        self._process.wait()
+
+    def close(self):
+        self.kill()
+        self._dir.cleanup()
