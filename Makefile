@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test miri sim sim-build sim-seeds sim-plants drive-plants sim-fs sim-worlds lint bench guest blktests fs-programs mutants build install-c fio python setup
+.PHONY: help demo test miri sim sim-build sim-seeds sim-plants drive-plants sim-fs sim-worlds lint bench guest blktests fs-programs mutants build install-c fio python sqlite setup
 
 # Extra arguments for the program behind a target: make demo ARGS='-o json'
 ARGS ?=
@@ -84,6 +84,10 @@ fio: build ## fio's engine for ordered groups, and fio with it against targets h
 
 python: build ## The wheel of the Python package, and its tests against targets here (Python 3.11; ARGS='test_riopipe.Reads')
 	@scripts/python --rio $(RIO) $(ARGS)
+
+sqlite: build ## SQLite's log on a stream: kills, and a measurement (minutes; libsqlite3-dev; ARGS='kill')
+	@$(BOUNDED_BUILD) $(CARGO) rustc --release --locked --package riopipe-capi --lib --crate-type cdylib,staticlib
+	@scripts/sqlite --rio $(RIO) $(ARGS)
 
 sim: sim-seeds sim-plants drive-plants sim-fs sim-worlds ## The simulator: new seeds for SIM_MINUTES=10, planted bugs, RioFS, small worlds
 
