@@ -358,6 +358,7 @@ mod tests {
         let expected = ConnectOptions {
             host_nqn: "nqn.2026-01.org.example:host".into(),
             host_id,
+            dhchap: None,
             header_digest: true,
             data_digest: Some(false),
             timeout: Duration::from_millis(1),

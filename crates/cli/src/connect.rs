@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use riopipe::{
-    AttachError, CallError, ClaimError, ConnectOptions, CreateError, EngineUnavailable, MemberAddr,
-    OpenError, RecoverError, StreamError, Volume, VolumeInfo,
+    AttachError, CallError, ClaimError, ConnectOptions, CreateError, Dhchap, EngineUnavailable,
+    MemberAddr, OpenError, RecoverError, StreamError, Volume, VolumeInfo,
     cause::{AssembleError, Lack, OpeningError, SessionError},
 };
+use riopipe_target::SecretSource;
 
 use crate::{
     args::{
@@ -19,8 +20,10 @@ use crate::{
 };
 
 /// The options of a connection, from the command line.
-#[must_use]
-pub fn connect_options(args: &Connect) -> ConnectOptions {
+///
+/// # Errors
+/// A secret can't be read.
+pub fn connect_options(args: &Connect) -> Result<ConnectOptions, Failure> {
     let mut options = ConnectOptions {
         header_digest: args.hdr_digest,
         data_digest: match args.data_digest {
@@ -38,7 +41,14 @@ pub fn connect_options(args: &Connect) -> ConnectOptions {
     if let Some(id) = args.hostid {
         options.host_id = id;
     }
-    options
+    let read = |source: &SecretSource| {
+        source.read().map_err(|(what, advice)| Failure::new(Code::Usage, what).hint(advice))
+    };
+    if let Some(source) = &args.dhchap_secret {
+        let controller_secret = args.dhchap_ctrl_secret.as_ref().map(read).transpose()?;
+        options.dhchap = Some(Dhchap { secret: read(source)?, controller_secret });
+    }
+    Ok(options)
 }
 
 /// The members, in order.
@@ -70,7 +80,7 @@ pub fn members_and_options(
         Some(name) if args.members.is_empty() => {
             known_members(name, args.volumes_file.as_deref(), &args.connect)
         }
-        _ => Ok((members(&args.members)?, connect_options(&args.connect))),
+        _ => Ok((members(&args.members)?, connect_options(&args.connect)?)),
     }
 }
 
@@ -87,7 +97,7 @@ pub fn unchecked_members(
         Some(name) if args.members.is_empty() => {
             found_in_file(name, args.volumes_file.as_deref(), &args.connect)
         }
-        _ => Ok((members(&args.members)?, connect_options(&args.connect), None)),
+        _ => Ok((members(&args.members)?, connect_options(&args.connect)?, None)),
     }
 }
 
@@ -125,7 +135,7 @@ fn found_in_file(
     let places = Places::of(volumes_file);
     let known = places.find(name).map_err(|error| known_failure(&error))?;
     let known = known.ok_or_else(|| unknown_volume(name, &places))?;
-    let options = with_stored(connect_options(args), args, &known)?;
+    let options = with_stored(connect_options(args)?, args, &known)?;
     Ok((members(&known.members)?, options, known.id))
 }
 
@@ -215,6 +225,17 @@ pub fn attach_failure(error: &AttachError) -> Failure {
             "`rio target serve --allow-host` admits a host; -q gives this host another name (names are \
              no proof of anything)",
         ),
+        AttachError::Target {
+            source: CallError::Session(SessionError::Authentication { .. }),
+            ..
+        } => failure.hint(
+            "--dhchap-secret gives the file with this host's secret, and -q the name that the target \
+             has it for",
+        ),
+        AttachError::Target {
+            source: CallError::Session(SessionError::NotAuthenticated { .. }),
+            ..
+        } => failure.hint("the target's messages have the reason; both sides need the same secret"),
         AttachError::Target { .. } => {
             failure.hint("`rio discover -a ADDR -s PORT` lists the NQNs that are offered there")
         }

@@ -31,7 +31,9 @@ pub use connect::{ConnectError, Connecting, connect, resolve};
 pub use cores::{PinError, allowed_cores, current_core, pin_to_core};
 pub use listener::{AcceptError, ListenError, Listener};
 pub use owned::{Owned, Taken};
-pub use poller::{Event, Interest, Poller, PollerError, Waker, wait_readable, wait_writable};
+pub use poller::{
+    EVENTS_MAX, Event, Interest, Poller, PollerError, Waker, wait_readable, wait_writable,
+};
 pub use recv_buf::{BufFull, Filled, RecvBuf};
 pub use riopipe_platform::now_ns;
 pub use socket::{LinkError, Received, SetCongestionError, Socket, SocketOptions};

@@ -15,8 +15,9 @@ use crate::epoll_wait::{epoll_wait, timespec};
 use crate::sync::Event as WakeEvent;
 use crate::wake::Wake;
 
-/// The largest number of events that one call takes from the kernel. The next call takes the rest.
-const EVENTS_MAX: usize = 64;
+/// The largest number of events that one call of [`Poller::wait`] takes from the kernel. The next call
+/// takes the rest.
+pub const EVENTS_MAX: usize = 64;
 
 /// The token of the waker. Callers may not use it.
 const WAKER_TOKEN: u64 = u64::MAX;

@@ -71,6 +71,21 @@ impl RecvBuf {
         Self { bytes: vec![0; capacity], start: 0, end: 0, capacity_max: max.max(capacity) }
     }
 
+    /// A buffer of `capacity` bytes for a peer that may not use more memory yet. It may grow to `max`
+    /// bytes for a single message, and [`widen`](Self::widen) makes a buffer of the usual size of it.
+    #[must_use]
+    pub fn narrow(capacity: usize, max: usize) -> Self {
+        Self { bytes: vec![0; capacity], start: 0, end: 0, capacity_max: max.max(capacity) }
+    }
+
+    /// Gives the buffer the size of [`RecvBuf::new`]. It keeps its data.
+    pub fn widen(&mut self, max: usize) {
+        let mut wide = Self::new(max.max(self.len()));
+        wide.end = self.len();
+        wide.bytes[..wide.end].copy_from_slice(self.data());
+        *self = wide;
+    }
+
     /// The bytes that were received and not consumed.
     #[must_use]
     pub fn data(&self) -> &[u8] {
@@ -173,7 +188,10 @@ impl RecvBuf {
         let space_len = space.len();
         let behind = match space_len < LONG_SPACE {
             true => &mut self.bytes[..],
-            false => &mut self.bytes[..BEHIND_LONG_SPACE],
+            false => {
+                let len = BEHIND_LONG_SPACE.min(self.bytes.len());
+                &mut self.bytes[..len]
+            }
         };
         let whole_len = space_len + behind.len();
         let received = socket.recv_into_both(space, behind)?;
@@ -272,6 +290,24 @@ mod tests {
             assert_eq!(filled.is_full, buf.len() == BEHIND_LONG_SPACE && rest == LONG_SPACE);
         }
         assert!(space.iter().all(|byte| *byte == 7));
+    }
+
+    #[test]
+    fn t28_a_narrow_buffer_takes_one_message_and_keeps_it_when_it_is_widened() {
+        let (near, far) = pair();
+        let mut buf = RecvBuf::narrow(8, 20);
+        near.send([&b"0123456789abcdefghijklmno"[..]]).unwrap();
+        assert_eq!(fill_soon(&mut buf, &far), Received::Bytes(8));
+        assert_eq!(buf.fill(&far).unwrap(), Received::WouldBlock);
+        assert_eq!(buf.reserve(21), Err(BufFull { need: 21, max: 20 }));
+        buf.reserve(16).unwrap();
+        assert_eq!(fill_soon(&mut buf, &far), Received::Bytes(8));
+        buf.consume(4);
+        buf.widen(0);
+        assert_eq!(buf.data(), b"456789abcdef");
+        assert_eq!(buf.capacity(), RecvBuf::DEFAULT_CAPACITY);
+        assert_eq!(fill_soon(&mut buf, &far), Received::Bytes(9));
+        assert_eq!(buf.data(), b"456789abcdefghijklmno");
     }
 
     #[test]

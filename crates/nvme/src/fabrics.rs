@@ -267,7 +267,7 @@ impl Sqe {
         u64_at(&self.0, 48)
     }
 
-    fn fabrics(fctype: u8) -> Self {
+    pub(crate) fn fabrics(fctype: u8) -> Self {
         Self::new(admin::FABRICS, u32::from(fctype))
     }
 }

@@ -25,8 +25,10 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod auth;
 mod bytes;
 pub mod command;
+pub mod dhchap_secret;
 pub mod digest;
 pub mod discovery;
 pub mod fabrics;

@@ -1,5 +1,5 @@
 //! Services of the machine in one place: clocks, event descriptors, sleeping threads, CRC32C with the
-//! processor's instructions.
+//! processor's instructions, random bytes.
 //!
 //! The pure crates can't use them; the time and the checksum are their arguments.
 
@@ -7,10 +7,12 @@ mod clock;
 mod crc;
 mod event;
 mod limits;
+mod random;
 mod sleeper;
 
 pub use clock::{CpuClock, fine_timers, now_ns, process_cpu_ns, thread_cpu_ns};
 pub use crc::crc32c;
 pub use event::EventFd;
 pub use limits::{descriptors_max, raise_descriptors_max};
+pub use random::random_bytes;
 pub use sleeper::{Sleeper, wake_all};

@@ -12,7 +12,7 @@ use riopipe_session::initiator::volume::members::MemberPlace;
 
 use crate::addr::{MemberAddr, TargetAddr};
 use crate::call_error::AttachError;
-use crate::identity::ConnectOptions;
+use crate::identity::{ConnectOptions, Dhchap};
 use crate::signal::Signal;
 use crate::sockets::Page;
 use crate::target::Target;
@@ -138,6 +138,7 @@ fn config(subnqn: Option<String>, options: &ConnectOptions) -> AssociationConfig
     AssociationConfig {
         host_nqn: options.host_nqn.clone(),
         host_id: options.host_id,
+        secrets: options.dhchap.as_ref().map(Dhchap::for_session),
         subnqn,
         keep_alive_ms: options.keep_alive_ms(),
         report_ns: None,

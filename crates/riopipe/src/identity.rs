@@ -1,6 +1,11 @@
 //! The identity of an initiator, and the options of its connections.
 
+use std::sync::Arc;
 use std::time::Duration;
+
+use riopipe_session::auth::host::HostSecrets;
+
+pub use riopipe_nvme::dhchap_secret::{DhchapSecret, DhchapSecretError};
 
 /// The options of connections to targets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -9,6 +14,8 @@ pub struct ConnectOptions {
     pub host_nqn: String,
     /// The host identifier of this initiator.
     pub host_id: [u8; 16],
+    /// The secrets for targets that demand authentication.
+    pub dhchap: Option<Dhchap>,
     /// CRC32C over every PDU's header.
     pub header_digest: bool,
     /// CRC32C over every PDU's data. `None`: on, except over loopback.
@@ -33,15 +40,35 @@ pub struct ConnectOptions {
     pub spin: Duration,
 }
 
+/// The secrets of in-band authentication (DH-HMAC-CHAP).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dhchap {
+    /// The secret of this host, as the targets have it for its NQN.
+    pub secret: DhchapSecret,
+    /// The secret of the targets. With it, each target must prove its own identity, too.
+    pub controller_secret: Option<DhchapSecret>,
+}
+
+impl Dhchap {
+    pub(crate) fn for_session(&self) -> Arc<HostSecrets> {
+        Arc::new(HostSecrets {
+            host: self.secret.clone(),
+            controller: self.controller_secret.clone(),
+            random: riopipe_platform::random_bytes,
+        })
+    }
+}
+
 impl Default for ConnectOptions {
     /// The identity from `/etc/nvme/hostnqn` and `/etc/nvme/hostid`, else one derived from the
-    /// machine's id; header digests off, data digests on beyond loopback; `timeout` 10 s,
+    /// machine's id; no secrets; header digests off, data digests on beyond loopback; `timeout` 10 s,
     /// `keep_alive` 15 s, `loss_timeout` 30 s, `spin` 200 µs.
     fn default() -> Self {
         let (host_nqn, host_id) = identity();
         Self {
             host_nqn,
             host_id,
+            dhchap: None,
             header_digest: false,
             data_digest: None,
             timeout: Duration::from_secs(10),

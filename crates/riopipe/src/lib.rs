@@ -177,7 +177,7 @@ pub use error::{
 };
 pub use failure::{Absence, Exhausted, FailureCause, StreamFailure};
 pub use group::Group;
-pub use identity::ConnectOptions;
+pub use identity::{ConnectOptions, Dhchap, DhchapSecret, DhchapSecretError};
 pub use info::{MemberInfo, OpeningState, Outlook, VolumeInfo};
 pub use options::{ReaderOptions, StreamOptions};
 pub use piece::Buf;

@@ -7,6 +7,7 @@
 //!
 //! - [`initiator`]: a queue pair, bringing up a controller, discovery, an ordered stream;
 //! - [`target`]: the other end of the same connections;
+//! - [`auth`]: the authentication of both sides;
 //! - [`drive_identity`]: the identity under which a target serves a drive;
 //! - [`stages`]: the time of an ordered write, by stage, on both sides;
 //! - [`wire`]: Rio's own commands and the ordering attribute on the wire.
@@ -19,6 +20,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod auth;
 pub mod claim;
 pub mod drive_identity;
 pub mod engine_choice;

@@ -5,15 +5,22 @@ mod world;
 
 use riopipe_testkit::peer;
 use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
 
 use peer::{CC_ENABLE, Completion, Digests, HOSTID, HOSTNQN};
+use riopipe_nvme::auth::GroupId;
+use riopipe_nvme::command::Sqe;
+use riopipe_nvme::dhchap_secret::DhchapSecret;
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::block_device::{BlockDevice, Data, Submitted};
 use riopipe_order::write_order::{EpochId, EpochWrite, WriteOrder};
+use riopipe_session::auth::controller::AuthRules;
+use riopipe_session::auth::host::{HostAuth, HostSecrets, HostStep};
 use riopipe_session::target::limits::{DATA_STALL_NS, SEND_FIRST_BYTES, STALL_NS};
 use riopipe_session::target::{
-    Action, BoundedDevice, ConnKey, CoreConfig, Input, Interest, Message, Places, QueueCounts,
-    TargetCore, Transport,
+    Access, Action, BoundedDevice, ConnKey, CoreConfig, HostAccess, Input, Interest, Message,
+    PendingLimits, Places, QueueCounts, TargetCore, Transport,
 };
 use riopipe_session::wire;
 use world::{
@@ -26,8 +33,15 @@ const SECOND: u64 = 1_000 * MS;
 const CHECK_NS: u64 = 100 * MS;
 const GRACE: u64 = 3 * SECOND;
 
-/// A core's part of a connection: its number in the test, and the bytes that have come in.
-struct Wire(usize, Vec<u8>);
+/// A core's part of a connection: its number in the test, the bytes that have come in, and the list of
+/// connections that are admitted.
+struct Wire(usize, Vec<u8>, Arc<Mutex<Vec<usize>>>);
+
+/// The IPv4 address of the peer of the connection with this number: ten connections each come from the
+/// same one.
+fn address_of(number: usize) -> [u8; 4] {
+    [192, 0, 2, (number / 10) as u8]
+}
 
 impl Transport for Wire {
     fn input(&self) -> &[u8] {
@@ -38,6 +52,12 @@ impl Transport for Wire {
     }
     fn reserve(&mut self, _: usize) -> Result<(), String> {
         Ok(())
+    }
+    fn peer_address(&self) -> Option<IpAddr> {
+        Some(address_of(self.0).into())
+    }
+    fn admit(&mut self) {
+        self.2.lock().unwrap().push(self.0);
     }
 }
 
@@ -57,9 +77,15 @@ struct Target {
     takes: bool,
     /// The most bytes that a connection had to send at once.
     largest_output: usize,
+    /// The connections that have got the memory of a queue.
+    admitted: Arc<Mutex<Vec<usize>>>,
 }
 
 fn target(cores: usize, places: usize) -> Target {
+    target_with(cores, places, PendingLimits::NONE)
+}
+
+fn target_with(cores: usize, places: usize, pending: PendingLimits) -> Target {
     let (places, queues) = (Places::new(places), QueueCounts::new(cores));
     let core = |index| {
         TargetCore::new(CoreConfig {
@@ -69,6 +95,7 @@ fn target(cores: usize, places: usize) -> Target {
             crc,
             places: places.clone(),
             queues: queues.clone(),
+            pending,
         })
     };
     let mut target = Target {
@@ -81,6 +108,7 @@ fn target(cores: usize, places: usize) -> Target {
         did: Vec::new(),
         takes: true,
         largest_output: 0,
+        admitted: Arc::default(),
     };
     target.round();
     assert_eq!(target.did(), [("listen", 1)]);
@@ -177,7 +205,12 @@ impl Target {
 
     fn accept(&mut self, number: usize) {
         let place = self.cores[0].place(&mut self.world.host).expect("a free place");
-        self.cores[0].accepted(place, Wire(number, Vec::new()), None, &mut self.world.host);
+        self.cores[0].accepted(
+            place,
+            Wire(number, Vec::new(), Arc::clone(&self.admitted)),
+            None,
+            &mut self.world.host,
+        );
         self.act(0);
     }
 
@@ -478,8 +511,8 @@ fn the_data_of_many_reads_is_sent_part_by_part() {
 #[test]
 fn t28_without_a_free_place_nothing_is_accepted_for_a_while() {
     let mut t = target(2, 2);
-    t.accept(1);
-    t.accept(2);
+    t.admin(1);
+    t.admin(2);
     t.did();
     for _ in 0..2 {
         assert!(t.cores[0].place(&mut t.world.host).is_none());
@@ -499,10 +532,77 @@ fn t28_without_a_free_place_nothing_is_accepted_for_a_while() {
 }
 
 #[test]
+fn t28_a_connection_that_is_not_admitted_gives_way_to_a_new_one() {
+    let mut t = target_with(1, 99, PendingLimits { per_address: 3, total: 5 });
+    // An admitted connection does not count, and never gives way.
+    let cntlid = t.admin(10);
+    for number in 11..=13 {
+        t.open(number);
+    }
+    t.accept(20);
+    t.did();
+    t.accept(14);
+    assert_eq!(t.did(), [("watch", 14), ("drop", 11)], "the oldest of its address");
+    t.accept(30);
+    assert_eq!(t.did(), [("watch", 30)]);
+    t.accept(31);
+    assert_eq!(t.did(), [("watch", 31), ("drop", 12)], "the oldest of the address with the most");
+    assert_eq!(t.logged("Displaced"), 2);
+    // Admitted in time, it leaves a place among those that are not.
+    assert_eq!(t.connect(13, 1, cntlid).status, 0);
+    t.did();
+    t.accept(15);
+    assert_eq!(t.did(), [("watch", 15)]);
+    // One that has ended leaves its place, too.
+    t.hang_up(20);
+    t.did();
+    t.accept(21);
+    assert_eq!(t.did(), [("watch", 21)]);
+}
+
+#[test]
+fn t28_without_a_free_place_a_connection_that_is_not_admitted_gives_way() {
+    let mut t = target(1, 3);
+    t.admin(1);
+    t.accept(2);
+    t.accept(3);
+    t.did();
+    assert!(t.cores[0].place(&mut t.world.host).is_none());
+    t.act(0);
+    assert_eq!(t.did(), [("drop", 2)]);
+    // The connection that waits gets the place at once.
+    t.admin(4);
+    assert_eq!(t.logged("Full"), 0);
+}
+
+#[test]
+fn t28_a_time_limit_has_passed_only_if_the_input_of_that_time_is_read() {
+    let mut t = target(1, 9);
+    t.accept(1);
+    t.open(2);
+    let begin = t.env().now;
+    t.cores[0].input_read(begin);
+    t.did();
+    // The target was stopped for a long time. What the hosts have sent is not read yet.
+    t.env().now += 100 * STALL_NS;
+    t.round();
+    assert_eq!(t.did(), []);
+    // It is read now. The first host has sent nothing.
+    assert_eq!(t.connect(2, 0, 0xffff).status, 0);
+    let now = t.env().now;
+    t.cores[0].input_read(now);
+    t.env().now += CHECK_NS;
+    t.round();
+    assert_eq!(t.did(), [("finish", 1)]);
+    assert_eq!(t.logged("NotAdmitted"), 1);
+    assert_eq!(t.logged("no ICReq came in time"), 2, "the reason, and the end");
+}
+
+#[test]
 fn t28_the_pause_of_accepting_is_never_shorter_than_it_should_be() {
     let mut t = target(2, 1);
     assert_eq!((t.cores[0].index(), t.cores[1].index()), (0, 1));
-    t.accept(1);
+    t.admin(1);
     t.did();
     t.env().now += CHECK_NS / 2;
     assert!(t.cores[0].place(&mut t.world.host).is_none());
@@ -718,4 +818,40 @@ fn a_drive_is_given_so_many_operations_at_once_and_the_rest_in_order() {
     }
     bounded.forget_waiting();
     assert_eq!(bounded.in_flight(), 2);
+}
+
+/// The last step of an authentication may be the end of an exponentiation, which comes as a notice.
+#[test]
+fn t28_a_host_that_is_admitted_by_a_notice_counts_as_admitted() {
+    let mut t = target_with(1, 99, PendingLimits { per_address: 1, total: 9 });
+    let secret = DhchapSecret::new(&[7; 32], None).unwrap();
+    let rules =
+        AuthRules { groups: vec![GroupId::Ffdhe2048], ..AuthRules::new(|bytes| bytes.fill(9)) };
+    let hosts = [(HOSTNQN.to_owned(), HostAccess::BySecret(secret.clone()))].into();
+    let access = Access { hosts: Some(hosts), rules: Some(rules) };
+    t.env().shared.set_access(Arc::new(access));
+    t.open(1);
+    assert_eq!(t.connect(1, 0, 0xffff).status, 0);
+    let secrets = HostSecrets { host: secret, controller: None, random: |bytes| bytes.fill(5) };
+    let (mut host, mut message) = HostAuth::begin(Arc::new(secrets), HOSTNQN, SUBNQN);
+    loop {
+        let len = message.len() as u32;
+        let send = riopipe_bytes(&Sqe::auth_send(len)).cid(1).inline(len);
+        assert_eq!(t.call(1, send, &message).status, 0);
+        t.send(1, riopipe_bytes(&Sqe::auth_receive(4096)).cid(2).transport(4096), &[]);
+        assert!(t.next(1).is_none(), "it waits for the exponentiation");
+        t.read_mail(0);
+        let received = t.next(1).expect("a message").data;
+        assert_eq!(t.next(1).expect("an answer").completion().status, 0);
+        match host.on_received(&received) {
+            Ok(HostStep::SendAndReceive(next)) => message = next,
+            Ok(HostStep::Done) => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(*t.admitted.lock().unwrap(), [1]);
+    t.did();
+    // It gives way to no other one.
+    t.accept(2);
+    assert_eq!(t.did(), [("watch", 2)]);
 }

@@ -2,6 +2,7 @@
 
 mod world;
 
+use riopipe_session::target::Access;
 use riopipe_session::wire;
 use riopipe_testkit::peer::{self, Digests, HOSTID, HOSTNQN};
 use world::{SUBNQN, VOLUME, World, block, identity, riopipe_bytes};
@@ -24,9 +25,8 @@ fn a_host_without_a_name_reads_and_writes() {
 
 #[test]
 fn a_host_without_a_name_is_on_no_list_of_allowed_hosts() {
-    let mut identity = identity();
-    identity.allowed_hosts = Some(vec![HOSTNQN.into()]);
-    let mut w = World::with(&[false], identity, world::Parts::default());
+    let mut w = World::with(&[false], identity(), world::Parts::default());
+    w.host.shared.set_access(Access::by_name([HOSTNQN.into()]));
     let at = w.initialize(Digests::default(), 0);
     let data = peer::connect_data(SUBNQN, "", HOSTID, 0xffff);
     let done = w.call(at, peer::connect(0, 0, 31, 0), &data);

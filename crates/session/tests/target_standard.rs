@@ -7,7 +7,7 @@ use riopipe_order::attribute::StreamId;
 use riopipe_order::block_device::{Cause, Gone};
 use riopipe_order::entry::Position;
 use riopipe_session::target::limits::{CONNECTION_BYTES, QUEUE_ENTRIES_MAX};
-use riopipe_session::target::{Closed, DiscoveryPort};
+use riopipe_session::target::{Access, Closed, DiscoveryPort};
 use riopipe_session::wire;
 use riopipe_testkit::peer;
 use world::{
@@ -172,9 +172,8 @@ fn io_queues_need_their_own_enabled_controller() {
 
 #[test]
 fn only_allowed_hosts_get_in() {
-    let mut identity = identity();
-    identity.allowed_hosts = Some(vec!["nqn.2026-01.io.example:friend".into()]);
-    let mut w = World::with(&[false], identity, world::Parts::default());
+    let mut w = World::with(&[false], identity(), world::Parts::default());
+    w.host.shared.set_access(Access::by_name(["nqn.2026-01.io.example:friend".into()]));
     let at = w.initialize(Digests::default(), 0);
     let data = peer::connect_data(SUBNQN, HOSTNQN, HOSTID, 0xffff);
     let done = w.call(at, peer::connect(0, 0, 31, 0), &data);
@@ -855,9 +854,8 @@ fn disconnect_ends_an_io_queue() {
 
 #[test]
 fn discovery_lists_the_ports_to_hosts_that_may_use_them() {
-    let mut identity = identity();
-    identity.allowed_hosts = Some(vec![HOSTNQN.into()]);
-    let mut w = World::with(&[false], identity, world::Parts::default());
+    let mut w = World::with(&[false], identity(), world::Parts::default());
+    w.host.shared.set_access(Access::by_name([HOSTNQN.into()]));
     let port = |portid, traddr: &str, ipv6| DiscoveryPort {
         portid,
         traddr: traddr.into(),

@@ -5,9 +5,13 @@ use std::net::SocketAddr;
 use crate::config::Config;
 
 /// The remark on a list of hosts, which is not the protection that it seems to be.
-const NAMES_ONLY: &str = "hosts are told apart by the names that they give, which nothing proves: a \
-    host that knows a listed name is admitted. Keep others away by the network (addresses, firewall, \
-    VPN)";
+const NAMES_ONLY: &str = "hosts without a secret are told apart by the names that they give, which \
+    nothing proves: a host that knows a listed name is admitted. Give each host a secret (dhchap), or \
+    keep others away by the network (addresses, firewall, VPN)";
+/// The remark on secrets without encryption.
+const NOT_ENCRYPTED: &str = "hosts prove their identity when they connect, and what follows is neither \
+    encrypted nor signed: a machine on the way can read and change it. Use a network that you trust, or \
+    a VPN";
 
 /// The remarks on a configuration whose listeners have these addresses: the place, and the text.
 pub(crate) fn access_notes(
@@ -20,19 +24,25 @@ pub(crate) fn access_notes(
         .filter(|address| address.ip().is_unspecified())
         .map(ToString::to_string)
         .collect();
+    if !config.dhchap.hosts.is_empty() && addresses.iter().any(|it| !it.ip().is_loopback()) {
+        notes.push(("dhchap", NOT_ENCRYPTED.to_owned()));
+    }
+    let is_without_secret = |host: &String| !config.dhchap.hosts.contains_key(host);
     match &config.hosts {
+        None if !config.dhchap.hosts.is_empty() => {}
         None if !open.is_empty() => notes.push((
             "listen",
             format!(
                 "{} stands for all addresses of this machine, and every host that reaches one of \
                  them may read and write the drives: there is neither authentication nor \
-                 encryption. Listen on an address of a network that you trust, or list the hosts \
-                 that may connect",
+                 encryption. Listen on an address of a network that you trust, or give the hosts \
+                 that may connect secrets (dhchap)",
                 open.join(", ")
             ),
         )),
         None => {}
         Some(_) if config.hosts_are_secret => {}
+        Some(hosts) if !hosts.is_empty() && !hosts.iter().any(is_without_secret) => {}
         Some(_) => notes.push(("hosts", NAMES_ONLY.to_owned())),
     }
     notes
@@ -41,6 +51,7 @@ pub(crate) fn access_notes(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::secrets::SecretSource;
 
     #[test]
     fn only_what_is_open_is_remarked_on() {
@@ -59,6 +70,21 @@ mod tests {
         ] {
             assert_eq!(of(address, hosts), places, "{address}");
         }
+    }
+
+    #[test]
+    fn secrets_take_the_place_of_names() {
+        let of = |address: &str, hosts: Option<Vec<String>>| {
+            let mut config = Config { hosts, ..Config::default() };
+            let secret = SecretSource::file("/etc/rio/secrets/x");
+            config.dhchap.hosts.insert("nqn.x".to_owned(), secret);
+            let notes = access_notes(&config, &[address.parse().unwrap()]);
+            notes.into_iter().map(|(place, _)| place).collect::<Vec<_>>()
+        };
+        assert_eq!(of("127.0.0.1:1", None), [""; 0]);
+        assert_eq!(of("0.0.0.0:1", None), ["dhchap"]);
+        assert_eq!(of("127.0.0.1:1", Some(vec!["nqn.x".to_owned()])), [""; 0]);
+        assert_eq!(of("127.0.0.1:1", Some(vec!["nqn.y".to_owned()])), ["hosts"]);
     }
 
     #[test]

@@ -28,6 +28,7 @@ use crate::config::{Config, DEFAULT_DISCOVERY_PORT, DEFAULT_PORT};
 use crate::drive_identity::{IdentityError, ShownIdentity, choose_for, inspect, note};
 use crate::log::check_size;
 use crate::same_media::same_media;
+use crate::secrets;
 
 /// An error in a configuration: place, defect and remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -165,6 +166,9 @@ pub fn check(config: &Config) -> Report {
         }
     };
     let has_identities = report.is_ok();
+    if let Err(problems) = secrets::access(config) {
+        report.problems.extend(problems);
+    }
     report.subnqn = checked.subnqn;
     let mut addresses = check_addresses("listen", &config.listen, DEFAULT_PORT, &mut report);
     addresses.extend(check_addresses(

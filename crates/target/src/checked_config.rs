@@ -79,6 +79,10 @@ pub(crate) fn check_config(config: &Config) -> Result<CheckedConfig, Vec<Problem
     checker.check_cores();
     checker.check_range("io_queues", config.io_queues, 1..=IO_QUEUES_MAX);
     checker.check_range("connections", config.connections, 1..=CONNECTIONS_MAX);
+    let pending = 1..=CONNECTIONS_MAX;
+    checker.check_range("pending_connections", config.pending_connections, pending.clone());
+    let per_address = config.pending_connections_per_address;
+    checker.check_range("pending_connections_per_address", per_address, pending);
     checker.check_range("memory_mib", config.memory_mib, MEMORY_MIB_MIN..=MEMORY_MIB_MAX);
     checker.check_metrics_address();
     let namespaces = checker.check_namespaces(&subnqn);

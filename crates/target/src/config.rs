@@ -3,6 +3,8 @@
 use riopipe_session::target::limits::{IO_QUEUES_MAX, MEMORY_BYTES};
 use serde::{Deserialize, Serialize};
 
+use crate::secrets::DhchapOptions;
+
 /// The configuration of a target, from options or a file.
 ///
 /// As TOML:
@@ -49,6 +51,8 @@ pub struct Config {
     /// this process. Not part of a configuration file, where anyone may read the names.
     #[serde(skip)]
     pub hosts_are_secret: bool,
+    /// The secrets of hosts that must authenticate, and the rules for that.
+    pub dhchap: DhchapOptions,
     /// Number of reactors, one thread each; one per core if absent.
     pub reactors: Option<usize>,
     /// Cores to pin the reactors to, in order; none are pinned if empty.
@@ -63,6 +67,14 @@ pub struct Config {
     pub io_queues: u16,
     /// Largest number of connections of all hosts together; others wait until one ends (trap T28).
     pub connections: usize,
+    /// Largest number of connections that are not admitted yet: that have not passed Connect, and, where
+    /// it is demanded, authentication. They count among `connections`. One more displaces the oldest of
+    /// the address with the most (trap T28).
+    pub pending_connections: usize,
+    /// As `pending_connections`, from one IPv4 address or one IPv6 network of 64 bits. A host opens all
+    /// its I/O queues before their Connect, so this must not be below the queues of the hosts behind one
+    /// address that connect at the same time.
+    pub pending_connections_per_address: usize,
     /// MiB of data that reads, transfers and unsent answers of all connections may take, beyond 1
     /// MiB for each. Commands may bring four times as much in their capsules (trap T28).
     pub memory_mib: usize,
@@ -112,6 +124,11 @@ pub(crate) const MEMORY_MIB_MIN: usize = 2;
 pub(crate) const MEMORY_MIB_MAX: usize = 1 << 20;
 /// Default for the largest number of connections.
 pub(crate) const DEFAULT_CONNECTIONS: usize = 4096;
+/// Default for the largest number of connections that are not admitted.
+pub(crate) const DEFAULT_PENDING: usize = 2048;
+/// Default for the largest number of connections from one address that are not admitted: eight controllers
+/// with the most I/O queues.
+pub(crate) const DEFAULT_PENDING_PER_ADDRESS: usize = 1024;
 
 impl Default for Config {
     fn default() -> Self {
@@ -128,6 +145,7 @@ impl Default for Config {
             lock_wait_ms: DEFAULT_LOCK_WAIT_MS,
             hosts: None,
             hosts_are_secret: false,
+            dhchap: DhchapOptions::default(),
             reactors: None,
             cores: Vec::new(),
             spin_us: None,
@@ -135,6 +153,8 @@ impl Default for Config {
             require_data_digest: false,
             io_queues: IO_QUEUES_MAX,
             connections: DEFAULT_CONNECTIONS,
+            pending_connections: DEFAULT_PENDING,
+            pending_connections_per_address: DEFAULT_PENDING_PER_ADDRESS,
             memory_mib: MEMORY_BYTES >> 20,
             grace_ms: 1000,
             metrics: None,

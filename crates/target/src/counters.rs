@@ -17,6 +17,9 @@ pub(crate) enum Counter {
     DriveErrors,
     Connections,
     ConnectsRefused,
+    AuthenticationsFailed,
+    ConnectionsDisplaced,
+    ConnectionsTimedOut,
     HeaderDigestErrors,
     DataDigestErrors,
     Claims,
@@ -27,7 +30,7 @@ pub(crate) enum Counter {
 
 impl Counter {
     /// All counters, each at the index of its own number.
-    pub(crate) const ALL: [Self; 16] = [
+    pub(crate) const ALL: [Self; 19] = [
         Self::OrderedRequests,
         Self::Writes,
         Self::WrittenBytes,
@@ -38,6 +41,9 @@ impl Counter {
         Self::DriveErrors,
         Self::Connections,
         Self::ConnectsRefused,
+        Self::AuthenticationsFailed,
+        Self::ConnectionsDisplaced,
+        Self::ConnectionsTimedOut,
         Self::HeaderDigestErrors,
         Self::DataDigestErrors,
         Self::Claims,
@@ -70,6 +76,9 @@ impl Counter {
             Self::DriveErrors => "drive_errors",
             Self::Connections => "connections_accepted",
             Self::ConnectsRefused => "connects_refused",
+            Self::AuthenticationsFailed => "authentications_failed",
+            Self::ConnectionsDisplaced => "connections_displaced",
+            Self::ConnectionsTimedOut => "connections_timed_out",
             Self::HeaderDigestErrors => "header_digest_errors",
             Self::DataDigestErrors => "data_digest_errors",
             Self::Claims => "claims",
@@ -92,6 +101,13 @@ impl Counter {
             Self::DriveErrors => "Operations that a drive failed",
             Self::Connections => "Queues that hosts have connected",
             Self::ConnectsRefused => "Connects that were refused",
+            Self::AuthenticationsFailed => "Authentications of hosts that failed",
+            Self::ConnectionsDisplaced => {
+                "Connections that gave way to others before they were admitted"
+            }
+            Self::ConnectionsTimedOut => {
+                "Connections that were not admitted within the time for it"
+            }
             Self::HeaderDigestErrors => "PDUs of hosts with a wrong header digest",
             Self::DataDigestErrors => "PDUs of hosts with a wrong data digest",
             Self::Claims => "Times that a volume got a new owner",

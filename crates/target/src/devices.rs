@@ -9,6 +9,7 @@ use std::sync::Arc;
 use riopipe_media::{AlignedBuf, BlockDevice, Cause, Data, Done, IoError, Queue, Submitted};
 use riopipe_order::gate;
 use riopipe_order::write_order::{EpochId, WriteOrder};
+use riopipe_session::auth::dh::DhJob;
 use riopipe_session::stages::{Spent, Stages};
 use riopipe_session::target::limits::BLOCK_SIZE;
 use riopipe_session::target::{
@@ -16,6 +17,7 @@ use riopipe_session::target::{
 };
 
 use crate::counters::{Counter, Counters};
+use crate::exponents::Exponents;
 use crate::hosts::Hosts;
 use crate::log::{Log, WatchedPart};
 use crate::mail::Mailboxes;
@@ -56,6 +58,8 @@ pub(crate) struct DevicesParts {
     pub(crate) hosts: Arc<Hosts>,
     /// The stages of all reactors.
     pub(crate) stages: Arc<Stages>,
+    /// The exponentiations of all reactors.
+    pub(crate) exponents: Arc<Exponents>,
 }
 
 /// A reactor's queue of a drive, with counters.
@@ -285,6 +289,22 @@ impl TargetEnv for Devices {
                 "{connections} connections are open, no more are accepted until one ends: raise \
                  `connections` in the configuration, or find the host that opens so many"
             ),
+            Event::AuthenticationFailed { peer, hostnqn, qid, why } => {
+                self.parts.counters.add(Counter::AuthenticationsFailed, 1);
+                self.parts.hosts.on_refused(hostnqn);
+                tracing::warn!(peer, hostnqn, qid, why, "authentication failed");
+            }
+            Event::Displaced { peer } => {
+                self.parts.counters.add(Counter::ConnectionsDisplaced, 1);
+                tracing::warn!(
+                    peer,
+                    "a connection that was not admitted gave way to another one: too many are open"
+                );
+            }
+            Event::NotAdmitted { peer, why } => {
+                self.parts.counters.add(Counter::ConnectionsTimedOut, 1);
+                tracing::warn!(peer, why, "connection not admitted");
+            }
             Event::DigestError { peer, hostnqn, cntlid, qid, digest } => match digest {
                 WrongDigest::Header => {
                     self.parts.counters.add(Counter::HeaderDigestErrors, 1);
@@ -301,6 +321,10 @@ impl TargetEnv for Devices {
                 tracing::warn!(peer, hostnqn, cntlid, qid, why, "trouble");
             }
         }
+    }
+
+    fn exponentiate(&mut self, conn: ConnId, job: DhJob) {
+        self.parts.exponents.submit(conn, job);
     }
 
     #[inline]

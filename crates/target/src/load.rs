@@ -1,9 +1,13 @@
 //! Reading a configuration from a file, in one of its two formats.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
+
+use zeroize::Zeroizing;
 
 use crate::config::Config;
 use crate::nvmetcli::{self, JsonError};
+use crate::secrets::check_private;
 
 impl Config {
     /// Reads a configuration file: TOML, or nvmetcli's JSON if the name ends in `.json` or the
@@ -12,15 +16,23 @@ impl Config {
     /// # Errors
     /// [`LoadError`]: the file can't be read, or its content is invalid. The error names the place.
     pub fn load(path: &Path) -> Result<Self, LoadError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
+        let unread = |source| LoadError::Read { path: path.to_owned(), source };
+        let mut file = std::fs::File::open(path).map_err(unread)?;
+        // It may have secrets.
+        let mut text = Zeroizing::new(String::new());
+        file.read_to_string(&mut text).map_err(unread)?;
         let is_named_json = path.extension().is_some_and(|extension| extension == "json");
         if is_named_json || text.trim_start().starts_with('{') {
             nvmetcli::parse(&text)
                 .map_err(|problem| LoadError::Json { path: path.to_owned(), problem })
         } else {
-            Self::from_toml(&text)
-                .map_err(|source| LoadError::Toml { path: path.to_owned(), source })
+            let config = Self::from_toml(&text)
+                .map_err(|source| LoadError::Toml { path: path.to_owned(), source })?;
+            if config.dhchap.has_secrets() {
+                check_private(path, &file)
+                    .map_err(|(what, advice)| LoadError::Open { what, advice })?;
+            }
+            Ok(config)
         }
     }
 }
@@ -35,6 +47,14 @@ pub enum LoadError {
         path: PathBuf,
         /// The system's error.
         source: std::io::Error,
+    },
+    /// The file has secrets, and others than its owner may read it.
+    #[error("{what}; {advice}")]
+    Open {
+        /// The defect.
+        what: String,
+        /// The remedy.
+        advice: &'static str,
     },
     /// The file is not TOML with the right keys.
     #[error("{}: {source}", .path.display())]

@@ -3,6 +3,7 @@
 //! The structures have only the keys that a Rio target uses:
 //!
 //! ```text
+//! hosts[]:      nqn, dhchap, dhchap_key (refused)
 //! ports[]:      portid, addr { adrfam, traddr, trsvcid, trtype }, subsystems[]
 //! subsystems[]: nqn, attr { allow_any_host, serial, model }, allowed_hosts[], namespaces[]
 //! namespaces[]: nsid, enable, device { path, uuid, nguid }
@@ -36,6 +37,12 @@ pub enum JsonError {
     /// No port offers the subsystem.
     #[error("no port lists subsystem {0:?}: add it to a port's \"subsystems\"")]
     NoPort(String),
+    /// A host has a secret. Without it, the host would be admitted by its name alone.
+    #[error(
+        "host {0:?} has a secret (dhchap): a Rio target reads secrets from TOML only; put them into \
+         [dhchap.hosts]"
+    )]
+    Secret(String),
 }
 
 /// The whole file. Other features of the kernel's target (ANA, passthrough, offload) are ignored if
@@ -43,9 +50,20 @@ pub enum JsonError {
 #[derive(Deserialize)]
 struct File {
     #[serde(default)]
+    hosts: Vec<Host>,
+    #[serde(default)]
     ports: Vec<Port>,
     #[serde(default)]
     subsystems: Vec<Subsystem>,
+}
+
+/// A host, with the keys that versions of nvmetcli write for its secret.
+#[derive(Deserialize)]
+struct Host {
+    #[serde(default)]
+    nqn: String,
+    dhchap: Option<serde::de::IgnoredAny>,
+    dhchap_key: Option<serde::de::IgnoredAny>,
 }
 
 #[derive(Deserialize)]
@@ -134,6 +152,10 @@ struct Device {
 /// [`JsonError`].
 pub(crate) fn parse(text: &str) -> Result<Config, JsonError> {
     let mut file: File = serde_json::from_str(text)?;
+    let has_secret = |host: &&Host| host.dhchap.is_some() || host.dhchap_key.is_some();
+    if let Some(host) = file.hosts.iter().find(has_secret) {
+        return Err(JsonError::Secret(host.nqn.clone()));
+    }
     if file.subsystems.len() != 1 {
         return Err(JsonError::Subsystems(file.subsystems.len()));
     }
@@ -245,6 +267,12 @@ mod tests {
         let rdma = SAVED.replace(r#""trtype": "tcp""#, r#""trtype": "rdma""#);
         let error = parse(&rdma).unwrap_err().to_string();
         assert!(error.contains("port 2") && error.contains("rdma"), "{error}");
+        for key in ["\"dhchap_key\": \"DHHC-1:00:x:\"", "\"dhchap\": {\"key\": \"x\"}"] {
+            let host = r#""hosts": [{"#;
+            let secret = SAVED.replace(host, &format!("{host}{key}, "));
+            let error = parse(&secret).unwrap_err();
+            assert!(matches!(error, JsonError::Secret(_)), "{error}");
+        }
         let nowhere = SAVED.replace(r#""subsystems": ["testnqn"]"#, r#""subsystems": []"#);
         assert!(matches!(parse(&nowhere), Err(JsonError::NoPort(_))));
         assert!(matches!(parse("{}"), Err(JsonError::Subsystems(0))));

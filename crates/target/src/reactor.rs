@@ -26,6 +26,7 @@ use riopipe_session::target::{
 
 use crate::control::{Control, Shutdown};
 use crate::devices::{Devices, DevicesParts, ReactorMailboxes};
+use crate::sweep::Sweep;
 use crate::tcp::{RECEIVES_MAX, Tcp};
 
 /// The poller's token of the first drive with an event descriptor; the other drives follow.
@@ -71,6 +72,7 @@ pub(crate) struct Reactor {
     mailboxes: Arc<ReactorMailboxes>,
     control: Arc<Control>,
     spin: AdaptiveSpin,
+    sweep: Sweep,
 }
 
 impl Reactor {
@@ -93,6 +95,7 @@ impl Reactor {
             mailboxes,
             control: parts.control,
             spin: AdaptiveSpin::new(parts.spin),
+            sweep: Sweep::default(),
         })
     }
 
@@ -170,6 +173,7 @@ impl Reactor {
         events: &mut Vec<Event>,
         timeout: Option<Duration>,
     ) -> Result<bool, PollerError> {
+        let polled_at = self.devices.now;
         let woken = self.poller.wait(events, timeout)?;
         if timeout != Some(Duration::ZERO) {
             self.begin_round();
@@ -199,6 +203,14 @@ impl Reactor {
                     has_work |= self.receive(key);
                     self.poll_directly(key);
                 }
+            }
+        }
+        // A wait that a signal has ended reports nothing, even if there is input. Only a poll without a
+        // wait never ends so.
+        if timeout == Some(Duration::ZERO) || !events.is_empty() {
+            let sockets = self.core.connection_count();
+            if let Some(read_until) = self.sweep.polled(polled_at, events.len(), sockets) {
+                self.core.input_read(read_until);
             }
         }
         Ok(has_work)

@@ -23,7 +23,7 @@ use riopipe_order::write_order::DriveOrder;
 use riopipe_session::stages::Stages;
 use riopipe_session::target::{
     CoreConfig, DiscoveryPort, Identity, LabelledDrive, NamespaceConfig, NamespaceIdError,
-    Namespaces, Places, QueueCounts, Shared,
+    Namespaces, PendingLimits, Places, QueueCounts, Shared,
 };
 
 use crate::access::access_notes;
@@ -34,10 +34,12 @@ use crate::control::{Control, Shutdown};
 use crate::counters::Counters;
 use crate::devices::{DevicesParts, QUEUE_DEPTH, ReactorMailboxes};
 use crate::drive_identity::{IdentityError, ShownIdentity, identify};
+use crate::exponents::Exponents;
 use crate::log::{Log, LogOpenError, check_size, end_unused_service, open_volumes};
 use crate::mail::Mailboxes;
 use crate::reactor::{Reactor, ReactorParts};
 use crate::same_media::same_media;
+use crate::secrets;
 use crate::shared::{SharedState, end_service, lock};
 use crate::stat::{MetricsSource, Stat};
 use riopipe_platform::crc32c;
@@ -194,6 +196,7 @@ impl Target {
     /// See [`start`](Self::start).
     pub fn start_on(config: &Config, open: &[Arc<dyn Drive>]) -> Result<Running, StartError> {
         let checked = check_config(config).map_err(StartError::Config)?;
+        let access = secrets::access(config).map_err(StartError::Config)?;
         let twice = same_media(&checked.namespaces, open.len(), config.log.as_deref());
         if !twice.is_empty() {
             return Err(StartError::Config(twice));
@@ -246,6 +249,7 @@ impl Target {
         let identity = subsystem_identity(config, &checked, &addresses);
         let mut shared = Shared::new(identity, namespaces, volumes, riopipe_platform::now_ns());
         shared.set_memory(config.memory_mib << 20);
+        shared.set_access(access);
         let shared = Arc::new(Mutex::new(shared));
         let metrics = Arc::new(MetricsSource {
             subnqn: checked.subnqn.clone(),
@@ -399,7 +403,7 @@ fn listen(config: &Config) -> Result<Vec<Listener>, ListenError> {
     listen.chain(discovery).map(|(address, port)| Listener::bind_with_port(address, port)).collect()
 }
 
-/// The identity of the subsystem for its hosts, and the hosts that it admits.
+/// The identity of the subsystem for its hosts.
 fn subsystem_identity(
     config: &Config,
     checked: &CheckedConfig,
@@ -410,7 +414,6 @@ fn subsystem_identity(
         serial: checked.serial.clone(),
         model: config.model.clone(),
         firmware: env!("CARGO_PKG_VERSION").chars().take(FIRMWARE_BYTES_MAX).collect(),
-        allowed_hosts: config.hosts.clone(),
         require_header_digest: config.require_header_digest,
         require_data_digest: config.require_data_digest,
         ports: discovery_ports(addresses),
@@ -469,6 +472,7 @@ impl Running {
         let reactor_count = pollers.len();
         let places = Places::new(config.connections);
         let queue_counts = QueueCounts::new(reactor_count);
+        let exponents = Exponents::new(Arc::clone(&self.shared), Arc::clone(&self.mailboxes));
         for (index, poller) in pollers.into_iter().enumerate() {
             let parts = ReactorParts {
                 core: CoreConfig {
@@ -478,6 +482,10 @@ impl Running {
                     crc: crc32c,
                     places: Arc::clone(&places),
                     queues: Arc::clone(&queue_counts),
+                    pending: PendingLimits {
+                        per_address: config.pending_connections_per_address,
+                        total: config.pending_connections,
+                    },
                 },
                 poller,
                 queues: self.open_queues(namespaces, reactor_count)?,
@@ -491,6 +499,7 @@ impl Running {
                     drive_counters: self.metrics.drives[index].clone(),
                     hosts: Arc::clone(&self.metrics.hosts),
                     stages: Arc::clone(&self.metrics.stages),
+                    exponents: Arc::clone(&exponents),
                 },
                 control: Arc::clone(&self.control),
                 spin: spin_policy(config.spin_us),

@@ -1,15 +1,24 @@
 //! A reactor's part of a connection: its socket and its receive buffer.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use riopipe_net::{Filled, LinkError, Received, RecvBuf, Socket};
-use riopipe_session::target::limits::H2C_DATA_BYTES_MAX;
+use riopipe_session::target::limits::{ADMIN_CAPSULE_BYTES, H2C_DATA_BYTES_MAX};
 use riopipe_session::target::{LocalAddress, Transport};
 
 use crate::hosts::Traffic;
 
 /// Length of the longest PDU that a host may send, in bytes, with headers, padding and digests.
 const PDU_BYTES_MAX: usize = H2C_DATA_BYTES_MAX as usize + 1024;
+
+/// Length of the receive buffer before the connection is admitted, in bytes. An ICReq (128 bytes) and a
+/// Connect (1096 bytes, with digests 1104) fit into it.
+const NARROW_BYTES: usize = 1536;
+
+/// Length of the longest PDU before the connection is admitted, in bytes: a capsule of an admin queue with
+/// its data, padding and digests.
+const NARROW_PDU_BYTES_MAX: usize = ADMIN_CAPSULE_BYTES as usize + 1024;
 
 /// Largest number of receives from one connection before the reactor serves the next one: enough
 /// for streaming, few enough for fairness.
@@ -28,7 +37,8 @@ pub(crate) struct Tcp {
 impl Tcp {
     pub(crate) fn new(socket: Socket, now: u64) -> Self {
         let traffic = Arc::default();
-        Self { socket, input: RecvBuf::new(PDU_BYTES_MAX), traffic, last_receive: now }
+        let input = RecvBuf::narrow(NARROW_BYTES, NARROW_PDU_BYTES_MAX);
+        Self { socket, input, traffic, last_receive: now }
     }
 
     pub(crate) const fn traffic(&self) -> &Arc<Traffic> {
@@ -75,6 +85,14 @@ impl Tcp {
 impl Transport for Tcp {
     fn peer(&self) -> String {
         self.socket.peer().to_string()
+    }
+
+    fn peer_address(&self) -> Option<IpAddr> {
+        Some(self.socket.peer().ip())
+    }
+
+    fn admit(&mut self) {
+        self.input.widen(PDU_BYTES_MAX);
     }
 
     #[inline]

@@ -81,7 +81,8 @@ use riopipe_order::region::MemRegion;
 use riopipe_order::write_order::DriveOrder;
 use riopipe_session::target::{
     Action, ConnId, ConnKey, CoreConfig, Event, Identity, Input, Message, NamespaceConfig,
-    Namespaces, OpId, Places, QueueCounts, Shared, TargetCore, TargetEnv, Transport, Volumes,
+    Namespaces, OpId, PendingLimits, Places, QueueCounts, Shared, TargetCore, TargetEnv, Transport,
+    Volumes,
 };
 use riopipe_session::wire;
 use sync::{AtomicBool, Mutex, MutexGuard, Ordering, Waker};
@@ -242,6 +243,7 @@ fn reactors(volatile: bool) -> (Common, [Reactor; 2]) {
             crc: riopipe_platform::crc32c,
             places: places.clone(),
             queues: queues.clone(),
+            pending: PendingLimits::NONE,
         }),
         devices: Devices {
             shared: Arc::clone(&common.shared),

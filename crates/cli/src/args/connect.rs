@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use riopipe_net::HostPort;
+use riopipe_target::SecretSource;
 
 use super::values;
 
@@ -39,6 +40,15 @@ pub struct Connect {
     /// Host id of this host, a UUID [default: /etc/nvme/hostid, or one made from the machine's id]
     #[arg(short = 'I', long, value_name = "UUID", value_parser = values::host_id)]
     pub hostid: Option<[u8; 16]>,
+    /// File with the secret of this host (`DHHC-1:…`), for targets that demand authentication. Only its owner
+    /// may read it
+    #[arg(long, value_name = "FILE", value_parser = values::secret_source, env = "RIO_DHCHAP_SECRET")]
+    #[arg(hide_env_values = true)]
+    pub dhchap_secret: Option<SecretSource>,
+    /// File with the secret of the targets: each must prove its own identity, too
+    #[arg(long, value_name = "FILE", value_parser = values::secret_source, env = "RIO_DHCHAP_CTRL_SECRET")]
+    #[arg(hide_env_values = true, requires = "dhchap_secret")]
+    pub dhchap_ctrl_secret: Option<SecretSource>,
     /// Protect headers by a CRC32C
     #[arg(short = 'g', long)]
     pub hdr_digest: bool,

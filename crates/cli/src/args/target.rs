@@ -5,6 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, Subcommand};
 use riopipe_media::{DRIVE_HELP, LOG_HELP};
 use riopipe_net::HostPort;
+use riopipe_target::SecretSource;
 
 use super::{connect::Transport, values};
 
@@ -34,8 +35,8 @@ pub struct Serve {
     /// Transport
     #[arg(short, long, value_enum, value_name = "NAME", default_value = "tcp")]
     pub transport: Transport,
-    /// Address to listen on [default: 127.0.0.1, this machine only]. There is no authentication and
-    /// no encryption: with 0.0.0.0, every machine that can reach it may connect
+    /// Address to listen on [default: 127.0.0.1, this machine only]. There is no encryption, and
+    /// without --dhchap-host no authentication: with 0.0.0.0, every machine that can reach it may connect
     #[arg(short = 'a', long, value_name = "ADDR[:PORT]", value_parser = values::address)]
     pub traddr: Option<HostPort>,
     /// Port to listen on, if it is not in the address; 0 takes a free one [default: 4420]
@@ -68,6 +69,13 @@ pub struct Serve {
     /// Host that may connect; once for each [default: any]
     #[arg(long = "allow-host", value_name = "HOSTNQN", value_parser = values::nqn)]
     pub allow_hosts: Vec<String>,
+    /// Host that may connect and must authenticate (DH-HMAC-CHAP), and the file with its secret
+    /// (`DHHC-1:…`, as `nvme gen-dhchap-key` makes it); once for each. Only its owner may read the file
+    #[arg(long = "dhchap-host", value_name = "HOSTNQN=FILE", value_parser = values::host_secret)]
+    pub dhchap_hosts: Vec<(String, SecretSource)>,
+    /// File with the secret by which the target authenticates to hosts that ask for that
+    #[arg(long, value_name = "FILE", value_parser = values::secret_source)]
+    pub dhchap_ctrl_secret: Option<SecretSource>,
     /// Refuse connections without header digests
     #[arg(long)]
     pub require_hdr_digest: bool,

@@ -3,7 +3,7 @@
 use riopipe_media::spec::parse_size;
 use riopipe_net::{HostPort, SpinPolicy};
 use riopipe_order::ordering_log::SLOTS_MIN;
-use riopipe_target::STREAM_SLOTS_MAX;
+use riopipe_target::{STREAM_SLOTS_MAX, SecretSource};
 
 /// A size in bytes: `4K`, `1G`, `4096`.
 ///
@@ -175,6 +175,30 @@ pub fn nqn(text: &str) -> Result<String, String> {
         ));
     }
     Ok(text.to_owned())
+}
+
+/// The place of a secret of DH-HMAC-CHAP. It is read later, because a message about this argument would
+/// show it.
+///
+/// # Errors
+/// None.
+pub fn secret_source(text: &str) -> Result<SecretSource, std::convert::Infallible> {
+    Ok(SecretSource::from(text.to_owned()))
+}
+
+/// A host and the place of its secret: `NQN=FILE`.
+///
+/// # Errors
+/// The problem, for the user.
+pub fn host_secret(text: &str) -> Result<(String, SecretSource), String> {
+    // An NQN may have `=` in it, and so may a secret, at its end. A path seldom has.
+    let (host, source) = match text.split_once("=DHHC-1:") {
+        Some((host, _)) => (host, &text[host.len() + 1..]),
+        None => {
+            text.rsplit_once('=').ok_or("give the host's NQN, =, and the file with its secret")?
+        }
+    };
+    Ok((nqn(host)?, SecretSource::from(source.to_owned())))
 }
 
 #[cfg(test)]

@@ -84,7 +84,7 @@ fn measure(args: &Run, output: &Output) -> Result<Measured, Failure> {
     let mut points = Vec::new();
     let mut stages = Vec::new();
     for workload in &workloads {
-        let load = place.load(args, *workload);
+        let load = place.load(args, *workload)?;
         let mut traced = vec![stages::Traced::default(); engines.len()];
         let rounds = Rounds::run(&contenders, args.writes.rounds as usize, |index, _| {
             progress
@@ -180,8 +180,8 @@ fn without_repeats(engines: &[EngineKind]) -> Vec<EngineKind> {
 }
 
 /// The options of the command line, with this way to wait.
-fn connect(args: &Connect, wait: SpinPolicy) -> ConnectOptions {
-    waiting(connect_options(args), wait)
+fn connect(args: &Connect, wait: SpinPolicy) -> Result<ConnectOptions, Failure> {
+    Ok(waiting(connect_options(args)?, wait))
 }
 
 /// The options, with this way to wait.
@@ -200,7 +200,7 @@ impl Place {
         if let Some(volume) = &args.volume {
             let (members, options) = match args.members.is_empty() {
                 true => known_members(volume, None, &args.connect)?,
-                false => (members(&args.members)?, connect_options(&args.connect)),
+                false => (members(&args.members)?, connect_options(&args.connect)?),
             };
             let connect = waiting(options, args.wait);
             return Ok(Self::Existing { volume: volume.clone(), members, connect });
@@ -214,7 +214,7 @@ impl Place {
             unit_bytes: args.unit,
             streams: args.writes.threads,
             pin: true,
-            connect: connect(&args.connect, args.wait),
+            connect: connect(&args.connect, args.wait)?,
             spin: args.wait,
             link: args.link.model(),
             ..Plan::default()
@@ -222,17 +222,17 @@ impl Place {
         .map(Self::Own)
     }
 
-    fn load(&self, args: &Run, workload: Workload) -> Load {
+    fn load(&self, args: &Run, workload: Workload) -> Result<Load, Failure> {
         let (volume, members, connect, cores) = match self {
             Self::Own(own) => {
-                let connect = connect(&args.connect, args.wait);
+                let connect = connect(&args.connect, args.wait)?;
                 (own.volume(), own.members(), connect, own.writer_cores())
             }
             Self::Existing { volume, members, connect } => {
                 (volume.as_str(), members.as_slice(), connect.clone(), &[][..])
             }
         };
-        Load {
+        Ok(Load {
             volume: volume.to_owned(),
             members: members.to_vec(),
             connect,
@@ -243,7 +243,7 @@ impl Place {
             cores: cores.to_vec(),
             shares_stream: false,
             moves: false,
-        }
+        })
     }
 
     fn target_cpu_ns(&self) -> Option<u64> {

@@ -24,7 +24,7 @@ const DISCOVERY_PORT: u16 = 8009;
 const IO_PORT: u16 = 4420;
 
 pub(super) fn run(args: &Discover, output: &Output) -> Result<(), Failure> {
-    let options = connect_options(&args.connect);
+    let options = connect_options(&args.connect)?;
     let host = &args.traddr.host;
     let ask = |port| riopipe::discover(host, port, &options).map(|found| (port, found));
     let answer = match port_of(Some(&args.traddr), args.trsvcid)? {

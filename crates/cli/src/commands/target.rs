@@ -9,7 +9,9 @@ use riopipe_lab::terminal::{Colour, Terminal};
 use riopipe_metrics::TARGET_PORT;
 use riopipe_net::HostPort;
 use riopipe_platform::raise_descriptors_max;
-use riopipe_target::{Config, DEFAULT_PORT, LoadError, NamespaceOptions, Problem, Promise};
+use riopipe_target::{
+    Config, DEFAULT_PORT, LoadError, NamespaceOptions, Problem, Promise, SecretSource,
+};
 use serde::Serialize;
 
 use self::identity::IdentityView;
@@ -111,6 +113,12 @@ fn config(args: &Serve) -> Result<Config, Failure> {
     if !args.allow_hosts.is_empty() {
         config.hosts = Some(args.allow_hosts.clone());
     }
+    for (host, source) in &args.dhchap_hosts {
+        config.dhchap.hosts.insert(host.clone(), in_a_file(source)?);
+    }
+    if let Some(source) = &args.dhchap_ctrl_secret {
+        config.dhchap.controller = Some(in_a_file(source)?);
+    }
     if !args.cores.is_empty() {
         config.cores.clone_from(&args.cores);
     }
@@ -127,6 +135,18 @@ fn config(args: &Serve) -> Result<Config, Failure> {
     config.require_header_digest |= args.require_hdr_digest;
     config.require_data_digest |= args.require_data_digest;
     Ok(config)
+}
+
+/// The place of a secret, which must be a file.
+fn in_a_file(source: &SecretSource) -> Result<SecretSource, Failure> {
+    match source.is_inline() {
+        false => Ok(source.clone()),
+        true => Err(Failure::new(
+            Code::Usage,
+            "a secret is among the arguments, where other users see it",
+        )
+        .hint("give the path of a file with it, which only its owner may read")),
+    }
 }
 
 /// The address of `-a` and `-s`. The one that is not given is that of the configuration, whose
@@ -173,7 +193,7 @@ pub(super) fn port_of(
 fn load_failure(error: &LoadError) -> Failure {
     let code = match error {
         LoadError::Read { .. } => Code::Failed,
-        LoadError::Toml { .. } | LoadError::Json { .. } => Code::Usage,
+        LoadError::Toml { .. } | LoadError::Json { .. } | LoadError::Open { .. } => Code::Usage,
     };
     Failure::new(code, error.to_string().trim_end())
 }

@@ -51,7 +51,7 @@ fn create(args: &Create, output: &Output) -> Result<(), Failure> {
         slots: args.slots,
         prepare_blocks: args.prepare_area.map(|bytes| bytes / riopipe::BLOCK_BYTES as u32),
         force: args.force,
-        connect: connect_options(&args.members.connect),
+        connect: connect_options(&args.members.connect)?,
     };
     let info = Volume::create(&args.name, &addresses, &options)
         .map_err(|error| create_failure(&args.name, &error))?;

@@ -3,12 +3,14 @@
 mod access;
 mod addresses;
 mod alerts;
+mod authentication;
 mod faults;
 mod foreign_content;
 mod fs;
 mod fs_life;
 mod fs_user;
 mod fs_volume;
+mod half_open;
 mod help;
 mod identity;
 mod known;

@@ -69,6 +69,7 @@ fn every_key_of_a_configuration_is_explained() {
     };
     let mut of_config = keys(&value);
     of_config.extend(keys(&value["namespaces"][0]));
+    of_config.extend(keys(&value["dhchap"]));
     let explained: BTreeSet<_> = explained.into_iter().map(str::to_owned).collect();
     assert_eq!(explained, of_config);
 }

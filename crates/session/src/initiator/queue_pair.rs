@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! Idle ──start: ICReq──→ Initializing ──ICResp: Connect──→ Connecting ──completion──→ Ready
+//!                                     Connecting ──AUTHREQ──→ Authenticating ──success──→ Ready
 //! every state ──error, or end of the connection──→ Closed
 //! ```
 //!
@@ -11,18 +12,21 @@
 //! command too early (trap T18). A target that breaks the protocol loses the connection. The
 //! termination request that the specification gives for the error is then already in the outbox.
 
+mod authentication;
 mod config;
 mod error;
 mod set_up;
 mod slot;
 mod transfer;
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use riopipe_nvme::command::{Cqe, Sgl, Sqe, Status};
 use riopipe_nvme::digest::Crc32c;
 use riopipe_nvme::pdu::{ADMIN_IN_CAPSULE, CAPSULE_RESP_LEN, Pdu, PduError, Role, Rx, TermReq, Tx};
 
+use self::authentication::Authentication;
 pub use self::config::{IoQueue, QpConfig};
 pub use self::error::{SessionError, SubmitError};
 use self::slot::{DataPlan, Slot, Transfer, slot_number};
@@ -80,6 +84,8 @@ enum QueueState {
     Initializing,
     /// Connect has been sent.
     Connecting,
+    /// The queue exists, and the host authenticates.
+    Authenticating,
     /// The queue exists.
     Ready,
     /// The connection has ended.
@@ -108,6 +114,8 @@ pub struct QueuePair<P, T = u64> {
     /// The number of calls of [`receive`](Self::receive), to separate R2Ts of one call from those
     /// of another.
     receive_calls: u32,
+    /// The authentication that is running.
+    authentication: Option<Box<Authentication>>,
 }
 
 /// Entries per queue are bounded so that some bits of an identifier are left to count the uses of
@@ -150,6 +158,7 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
             slot_bits: depth.next_power_of_two().trailing_zeros(),
             cntlid: config.cntlid,
             receive_calls: 0,
+            authentication: None,
             config,
         }
     }
@@ -208,12 +217,13 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
     /// [outstanding](Self::outstanding). The queue pair drops its references to data that no R2T
     /// has requested.
     pub fn close(&mut self) {
-        let was_connecting = self.state == QueueState::Connecting;
+        let was_connecting =
+            matches!(self.state, QueueState::Connecting | QueueState::Authenticating);
         self.state = QueueState::Closed;
+        self.authentication = None;
         for slot in &mut self.slots {
             slot.write_pieces.clear();
-            // While the queue connects, Connect is the only command in flight, and it is not the
-            // caller's.
+            // While the queue connects, the only command in flight is not the caller's.
             slot.in_flight &= !was_connecting;
         }
     }
@@ -451,7 +461,7 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
     fn on_completion(
         &mut self,
         cqe: &Cqe,
-        outbox: &Outbox<P>,
+        outbox: &mut Outbox<P>,
         on_event: &mut impl FnMut(Event<'_, T>),
     ) -> Result<(), SessionError> {
         let slot_bits = self.slot_bits;
@@ -491,8 +501,8 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         let context = slot.context;
         let number = slot.end_command(slot_bits);
         self.free_slots.push(number);
-        if self.state == QueueState::Connecting {
-            return self.on_connect_completion(&cqe, on_event);
+        if self.state != QueueState::Ready {
+            return self.on_setup_completion(&cqe, outbox, on_event);
         }
         if let Some(context) = context {
             on_event(Event::Done { context, cqe });

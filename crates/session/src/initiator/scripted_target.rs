@@ -29,6 +29,7 @@ pub(super) fn config() -> AssociationConfig {
     AssociationConfig {
         host_nqn: "nqn.2014-08.org.nvmexpress:uuid:1".into(),
         host_id: [7; 16],
+        secrets: None,
         subnqn: Some(NQN.into()),
         keep_alive_ms: 300,
         report_ns: None,

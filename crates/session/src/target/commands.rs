@@ -151,28 +151,33 @@ pub(super) struct Commands<B> {
     spare_indices: Vec<u16>,
     /// The most commands that are in flight at once.
     entries: usize,
-    /// One bit for each command identifier in use.
-    used_cids: Box<[u64; CID_WORDS]>,
+    /// One bit for each command identifier in use. A table for no commands has none, so that a
+    /// connection before Connect costs little (trap T28).
+    used_cids: Option<Box<[u64; CID_WORDS]>>,
 }
 
 impl<B> Commands<B> {
     /// A table for `entries` commands.
     pub(super) fn new(entries: u16) -> Self {
-        let used_cids = alloc::vec![0u64; CID_WORDS].into_boxed_slice().try_into();
+        let used_cids = (entries > 0).then(|| {
+            let words = alloc::vec![0u64; CID_WORDS].into_boxed_slice().try_into();
+            words.unwrap_or_else(|_| unreachable!("the slice has CID_WORDS words"))
+        });
         let slots = entries + ABORTED_TRANSFERS_MAX.min(entries);
         Self {
             slots: (0..slots).map(|_| Command::empty()).collect(),
             free_indices: (0..entries).rev().collect(),
             spare_indices: (entries..slots).collect(),
             entries: usize::from(entries),
-            used_cids: used_cids.unwrap_or_else(|_| unreachable!("the slice has CID_WORDS words")),
+            used_cids,
         }
     }
 
     /// Whether a command with this identifier is in flight.
     #[inline]
     pub(super) fn has_cid(&self, cid: u16) -> bool {
-        self.used_cids[usize::from(cid >> 6)] & 1 << (cid & 63) != 0
+        let words = self.used_cids.as_ref();
+        words.is_some_and(|words| words[usize::from(cid >> 6)] & 1 << (cid & 63) != 0)
     }
 
     /// The index that [`insert`](Self::insert) would give to the next command.
@@ -191,7 +196,9 @@ impl<B> Commands<B> {
         command.stage = stage;
         command.ns_index = ns_index as u16;
         let cid = sqe.cid();
-        self.used_cids[usize::from(cid >> 6)] |= 1 << (cid & 63);
+        if let Some(words) = &mut self.used_cids {
+            words[usize::from(cid >> 6)] |= 1 << (cid & 63);
+        }
         Some(index)
     }
 
@@ -201,7 +208,9 @@ impl<B> Commands<B> {
     pub(super) fn remove(&mut self, index: u16) -> usize {
         let command = &mut self.slots[usize::from(index)];
         let cid = command.sqe.cid();
-        self.used_cids[usize::from(cid >> 6)] &= !(1 << (cid & 63));
+        if let Some(words) = &mut self.used_cids {
+            words[usize::from(cid >> 6)] &= !(1 << (cid & 63));
+        }
         command.stage = Stage::Free;
         command.received_bytes = 0;
         command.data_len = 0;

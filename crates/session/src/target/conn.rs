@@ -9,9 +9,10 @@
 //! ```
 //!
 //! `fencing.rs` begins and ends the stream of the connection. `aborting.rs` aborts commands that have
-//! not begun.
+//! not begun. `authentication.rs` makes the host prove its identity.
 
 mod aborting;
+mod authentication;
 mod dispatch;
 mod fabrics;
 mod fencing;
@@ -27,6 +28,7 @@ use riopipe_nvme::pdu::{CAPSULE_CMD_LEN, Fes, IcReq, IcResp, PduError, Role, Rx,
 use riopipe_order::block_device::IoError;
 use riopipe_order::probe::{self, Plant};
 
+use self::authentication::Authentication;
 use self::fencing::Fences;
 use super::admin::Admin;
 use super::budget::Reservation;
@@ -38,8 +40,8 @@ use super::env::{Event, TargetEnv, WrongDigest};
 use super::identity::LocalAddress;
 use super::ids::{ConnId, OpId};
 use super::limits::{
-    ADMIN_CAPSULE_BYTES, CONNECT_NS, CONNECTION_BYTES, DATA_STALL_NS, H2C_DATA_BYTES_MAX,
-    SEND_FIRST_BYTES, STALL_NS, UNSENT_BYTES_MAX,
+    ADMIN_CAPSULE_BYTES, AUTHENTICATION_NS, CONNECT_NS, CONNECTION_BYTES, DATA_STALL_NS,
+    H2C_DATA_BYTES_MAX, SEND_FIRST_BYTES, STALL_NS, UNSENT_BYTES_MAX,
 };
 use super::ordered::OrderedQueue;
 use super::plain::PlainIo;
@@ -68,6 +70,8 @@ pub struct TargetConn<E: TargetEnv> {
     ordered: Option<Box<OrderedQueue<E>>>,
     /// The part that carries out admin commands, if Connect has made the connection an admin queue.
     admin: Option<Box<Admin>>,
+    /// The authentication of the host, if it has to authenticate.
+    authentication: Option<Box<Authentication>>,
     rx: Rx,
     /// There is no memory for more completions and read data, so the connection takes no input.
     is_starved: bool,
@@ -120,6 +124,7 @@ impl<E: TargetEnv> TargetConn<E> {
             plain: PlainIo::default(),
             ordered: None,
             admin: None,
+            authentication: None,
             rx: Rx::new(Role::Controller, crc),
             is_starved: false,
             input_waits: false,
@@ -295,6 +300,18 @@ impl<E: TargetEnv> TargetConn<E> {
         self.context.queue.as_ref().map(|queue| queue.qid)
     }
 
+    /// The address of the host, as text; empty if there is none.
+    #[must_use]
+    pub fn peer(&self) -> &str {
+        &self.context.peer
+    }
+
+    /// Whether the host has passed everything that it must before it may use the queue.
+    #[must_use]
+    pub fn is_admitted(&self) -> bool {
+        self.context.queue.is_some()
+    }
+
     /// Whether no command is in flight. Event requests that wait for an event do not count.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
@@ -417,7 +434,10 @@ impl<E: TargetEnv> TargetConn<E> {
     /// The connection must be closed.
     pub fn noticed(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) -> Result<(), Closed> {
         let id = self.context.id;
-        let mut end = Ok(());
+        let mut end = match self.context.is_closing {
+            false => self.on_exponentiation(env, outbox),
+            true => Ok(()),
+        };
         for notice in env.with_shared(|shared| shared.take_notices(id)) {
             match notice {
                 Notice::Close(why) => end = Err(Closed::Ended(why)),
@@ -448,11 +468,17 @@ impl<E: TargetEnv> TargetConn<E> {
         if self.context.is_closing { Ok(()) } else { end }
     }
 
-    /// Checks the time limits.
+    /// Checks the time limits. All input that had arrived at time `read_until` (ns) has been passed in: a
+    /// limit that ends later has not passed yet, because input in time may be unread.
     ///
     /// # Errors
     /// A time limit has passed, and the connection must be closed.
-    pub fn tick(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) -> Result<(), Closed> {
+    pub fn tick(
+        &mut self,
+        read_until: u64,
+        env: &mut E,
+        outbox: &mut Outbox<E::Buf>,
+    ) -> Result<(), Closed> {
         if self.context.is_closing {
             return Ok(());
         }
@@ -463,7 +489,12 @@ impl<E: TargetEnv> TargetConn<E> {
             self.unsent_since_ns = Some(now);
         }
         match self.first_deadline() {
-            Some(Deadline { at_ns, reason }) if at_ns <= now => Err(Closed::Stalled(reason)),
+            Some(Deadline { at_ns, reason }) if at_ns <= now.min(read_until) => {
+                if !self.is_admitted() {
+                    env.log(Event::NotAdmitted { peer: &self.context.peer, why: reason });
+                }
+                Err(Closed::Stalled(reason))
+            }
             _ => Ok(()),
         }
     }
@@ -485,17 +516,26 @@ impl<E: TargetEnv> TargetConn<E> {
                 first = Some(Deadline { at_ns, reason });
             }
         };
-        if self.context.queue.is_none() {
+        let authentication = self.authentication.as_deref();
+        if self.context.queue.is_none() && authentication.is_none() {
             // Refused commands do not extend the limit from the accept to Connect. Otherwise a peer
             // that may not connect could keep its connection open without end (trap T28).
             let limit = (self.input_progress_ns + STALL_NS).min(self.accepted_at_ns + CONNECT_NS);
-            add(limit, "no Fabrics Connect came in time");
+            let why = match self.rx.connected {
+                false => "no ICReq came in time",
+                true => "no Fabrics Connect came in time",
+            };
+            add(limit, why);
         } else if self.has_partial_pdu {
             add(self.input_progress_ns + STALL_NS, "the rest of a PDU did not come in time");
         } else if self.context.commands.in_use_count() > 0 && self.awaits_data() {
             // Behind a slow drive the request may be newer than the last input.
             let begin = self.input_progress_ns.max(self.context.last_r2t_ns);
             add(begin + DATA_STALL_NS, "data that was asked for did not come in time");
+        }
+        if let Some(authentication) = authentication.filter(|it| it.waits_for_host()) {
+            let limit = authentication.begun_at_ns + AUTHENTICATION_NS;
+            add(limit, "the host did not authenticate in time");
         }
         if let Some(since) = self.unsent_since_ns {
             add(since + DATA_STALL_NS, "the host does not take what it is sent");
@@ -523,13 +563,18 @@ impl<E: TargetEnv> TargetConn<E> {
         }
         self.context.is_closing = true;
         let queue = self.context.queue.as_ref();
+        let claimed = self.authentication.as_deref().map_or("", Authentication::hostnqn);
         env.log(Event::Closed {
             peer: &self.context.peer,
-            hostnqn: queue.map_or("", |queue| &queue.hostnqn),
+            hostnqn: queue.map_or(claimed, |queue| &queue.hostnqn),
             cntlid: queue.map(|queue| queue.cntlid),
             qid: queue.map_or(0, |queue| queue.qid),
             why,
         });
+        if self.authentication.take().is_some() {
+            let id = self.context.id;
+            env.with_shared(|shared| shared.forget_dh(id));
+        }
         self.context.waiting_for_budget.clear();
         self.plain.close_streams(&self.context, env);
         if let Some(ordered) = &mut self.ordered {

@@ -64,6 +64,8 @@ pub(super) struct Context<E: TargetEnv> {
     pub(super) peer: String,
     /// `None` before Connect.
     pub(super) queue: Option<Queue>,
+    /// The queue id that the connection gets when its host is authenticated; 0 before Connect.
+    pub(super) awaited_qid: u16,
     /// The head of the submission queue, for completions.
     pub(super) sqhd: u16,
     /// The commands that have no completion yet.
@@ -97,6 +99,7 @@ impl<E: TargetEnv> Context<E> {
             tx,
             peer: String::new(),
             queue: None,
+            awaited_qid: 0,
             sqhd: 0,
             commands: Commands::new(0),
             namespaces: Arc::default(),
@@ -138,7 +141,7 @@ impl<E: TargetEnv> Context<E> {
         result: u64,
         outbox: &mut Outbox<E::Buf>,
     ) {
-        let qid = self.queue.as_ref().map_or(0, |queue| queue.qid);
+        let qid = self.queue.as_ref().map_or(self.awaited_qid, |queue| queue.qid);
         let cqe = Cqe::new(cid, self.sqhd, qid, status, result);
         outbox.push_response(&self.tx, &cqe);
     }

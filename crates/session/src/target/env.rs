@@ -9,6 +9,7 @@ use riopipe_order::region::Region;
 
 use super::ids::ConnId;
 use super::shared::Shared;
+use crate::auth::dh::DhJob;
 use crate::stages::Spent;
 use crate::wire;
 
@@ -67,6 +68,15 @@ pub trait TargetEnv {
     fn notify(&mut self, conn: ConnId);
     /// Reports an event to the operator.
     fn log(&mut self, event: Event<'_>);
+    /// Carries out an exponentiation for a connection: leaves its result in the shared state
+    /// ([`Shared::leave_dh_done`]), and wakes the connection. This function carries it out at once, which
+    /// takes up to tens of milliseconds. An environment whose connections must not wait so long carries it
+    /// out on another thread.
+    fn exponentiate(&mut self, conn: ConnId, job: DhJob) {
+        let done = job.run();
+        self.with_shared(|shared| shared.leave_dh_done(conn, done));
+        self.notify(conn);
+    }
     /// The time at this moment, from the same origin as [`now`](Self::now). It is read only for
     /// traced writes.
     fn instant(&self) -> u64 {
@@ -143,6 +153,31 @@ pub enum Event<'a> {
     Full {
         /// How many connections are open.
         connections: usize,
+    },
+    /// A host has not authenticated: its secret is wrong, or it has broken the protocol of
+    /// authentication.
+    AuthenticationFailed {
+        /// The host's address.
+        peer: &'a str,
+        /// The name that the host gave.
+        hostnqn: &'a str,
+        /// The queue id.
+        qid: u16,
+        /// The reason. It has no secrets.
+        why: &'a str,
+    },
+    /// A connection that was not admitted has given way to another one, because there were too many of
+    /// them (trap T28).
+    Displaced {
+        /// The host's address.
+        peer: &'a str,
+    },
+    /// A connection was not admitted within the time for that.
+    NotAdmitted {
+        /// The host's address.
+        peer: &'a str,
+        /// The step that the host has not taken.
+        why: &'a str,
     },
     /// A PDU of a host had a wrong digest. Its bytes were changed on the way, or the host computes
     /// digests wrongly.

@@ -14,8 +14,6 @@ pub struct Identity {
     pub model: String,
     /// Firmware revision, at most 8 ASCII characters.
     pub firmware: String,
-    /// The hosts that may connect; `None` for any.
-    pub allowed_hosts: Option<Vec<String>>,
     /// Whether connections without header digests are refused.
     pub require_header_digest: bool,
     /// Whether connections without data digests are refused.
@@ -27,7 +25,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// A subsystem that allows every host, needs no digests, lists no port, and allows 16 I/O
+    /// A subsystem that needs no digests, lists no port, and allows 16 I/O
     /// queues: for tests and the simulator.
     #[must_use]
     pub fn open_to_all(subnqn: impl Into<String>, serial: impl Into<String>) -> Self {
@@ -36,7 +34,6 @@ impl Identity {
             serial: serial.into(),
             model: "Rio target".into(),
             firmware: "0.1".into(),
-            allowed_hosts: None,
             require_header_digest: false,
             require_data_digest: false,
             ports: Vec::new(),

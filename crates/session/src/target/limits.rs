@@ -58,6 +58,10 @@ pub const STALL_NS: u64 = 10_000_000_000;
 /// The time limit from the accept to a successful Fabrics Connect, ns. Refused commands do not
 /// extend it (trap T28).
 pub const CONNECT_NS: u64 = 3 * STALL_NS;
+/// The time limit for an authentication, from Connect or from the begin of a later one, ns. It is long,
+/// because a host without fast arithmetic needs many seconds for the largest Diffie-Hellman group. Linux's
+/// target has the same limit.
+pub const AUTHENTICATION_NS: u64 = 120_000_000_000;
 /// The time limit for data that an R2T has requested, and for a peer that takes no bytes, ns.
 pub const DATA_STALL_NS: u64 = 30_000_000_000;
 /// The unit in which the target measures keep-alive timeouts, milliseconds (KAS counts 100 ms).

@@ -8,6 +8,7 @@
 //! their sockets and the drives. The same code serves real sockets and drives (crate
 //! `riopipe-target`) and simulated ones (crate `riopipe-sim`).
 
+mod access;
 mod admin;
 mod arrival;
 mod batch;
@@ -42,9 +43,10 @@ mod volumes;
 mod writers;
 
 pub use self::core::{
-    Action, BoundedDevice, ConnKey, Connection, CoreConfig, Input, Interest, Message, Place,
-    Places, QueueCounts, TargetCore, Transport,
+    Action, BoundedDevice, ConnKey, Connection, CoreConfig, Input, Interest, Message,
+    PendingLimits, Place, Places, QueueCounts, TargetCore, Transport,
 };
+pub use access::{Access, HostAccess};
 pub use closed::Closed;
 pub use conn::TargetConn;
 pub use env::{Event, TargetEnv, WrongDigest, status_of};

@@ -23,6 +23,7 @@ pub(super) use self::controllers::{Attached, IoQueue};
 pub(super) use self::notices::DriveChange;
 use self::notices::Fence;
 pub use self::notices::{FenceScope, Notice};
+use super::access::{Access, Admission};
 use super::budget::{Budget, Reservation};
 use super::epoch_streams::EpochStreams;
 use super::identity::{DiscoveryPort, Identity};
@@ -31,6 +32,7 @@ use super::limits::MEMORY_BYTES;
 use super::namespace::Namespaces;
 use super::volumes::{Binding, Bound, Owner, Refusal, Volume, Volumes};
 use super::writers::Writers;
+use crate::auth::dh::DhDone;
 use crate::wire::list::{Page, Settle};
 use crate::wire::{self, Claim, ReleaseRequest};
 
@@ -50,6 +52,10 @@ struct ConnEntry {
 /// The state that connections share.
 pub struct Shared<R: Region> {
     identity: Arc<Identity>,
+    /// The hosts that may connect, and their secrets.
+    access: Arc<Access>,
+    /// The exponentiations that connections wait for. Each has its result once it has ended.
+    exponentiations: BTreeMap<ConnId, Option<DhDone>>,
     pub(super) namespaces: Arc<Namespaces>,
     /// The controllers, by controller id. There is one for each association.
     controllers: BTreeMap<u16, Controller>,
@@ -95,6 +101,8 @@ impl<R: Region> Shared<R> {
         volumes.begin_service(&namespaces, now);
         Self {
             identity: Arc::new(identity),
+            access: Arc::default(),
+            exponentiations: BTreeMap::new(),
             namespaces,
             controllers: BTreeMap::new(),
             conns: BTreeMap::new(),
@@ -195,13 +203,46 @@ impl<R: Region> Shared<R> {
         self.volumes.free_namespace(nsid, &self.namespaces, now);
     }
 
-    /// Whether the host with this NQN may connect.
+    /// The hosts that may connect, and their secrets. At first every host may.
+    #[must_use]
+    pub fn access(&self) -> &Arc<Access> {
+        &self.access
+    }
+
+    /// Sets the hosts that may connect, and their secrets. Connections that are admitted already stay; they
+    /// need the new secret when they authenticate again.
+    pub fn set_access(&mut self, access: Arc<Access>) {
+        self.access = access;
+        self.discovery_generation += 1;
+    }
+
+    /// Whether the host with this NQN may connect. It may have to authenticate.
     #[must_use]
     pub fn allows(&self, hostnqn: &str) -> bool {
-        match &self.identity.allowed_hosts {
-            None => true,
-            Some(hosts) => hosts.iter().any(|allowed| allowed == hostnqn),
+        !matches!(self.access.admission(hostnqn), Admission::Refused)
+    }
+
+    /// Notes that a connection waits for the result of an exponentiation.
+    pub(super) fn await_dh(&mut self, conn: ConnId) {
+        self.exponentiations.insert(conn, None);
+    }
+
+    /// Leaves the result of an exponentiation for a connection. The caller then wakes the connection
+    /// ([`TargetEnv::notify`](super::TargetEnv::notify)), which may have ended by then.
+    pub fn leave_dh_done(&mut self, conn: ConnId, done: DhDone) {
+        if let Some(result) = self.exponentiations.get_mut(&conn) {
+            *result = Some(done);
         }
+    }
+
+    /// Takes the result that a connection waits for, if there is one.
+    pub(super) fn take_dh_done(&mut self, conn: ConnId) -> Option<DhDone> {
+        self.exponentiations.get_mut(&conn)?.take()
+    }
+
+    /// Notes that a connection waits for no exponentiation any more.
+    pub(super) fn forget_dh(&mut self, conn: ConnId) {
+        self.exponentiations.remove(&conn);
     }
 
     /// Makes `host` the owner of a volume: calls [`Volumes::claim`]. Then fences the association of

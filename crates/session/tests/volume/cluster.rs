@@ -145,6 +145,7 @@ fn associations(host: &str, id: [u8; 16], targets: usize) -> Vec<Association<Vec
     let config = AssociationConfig {
         host_nqn: host.into(),
         host_id: id,
+        secrets: None,
         subnqn: Some(SUBNQN.into()),
         keep_alive_ms: 15_000,
         report_ns: None,

@@ -539,7 +539,7 @@ impl World {
     pub(crate) fn tick(&mut self) {
         let Self { host, links, .. } = self;
         for link in links {
-            if let Err(closed) = link.conn.tick(host, &mut link.out) {
+            if let Err(closed) = link.conn.tick(host.now, host, &mut link.out) {
                 Self::close(host, link, closed);
             }
             Self::carry(host, link);

@@ -45,6 +45,7 @@ pub(super) fn association(hostnqn: String, hostid: [u8; 16], subnqn: String) -> 
     AssociationConfig {
         host_nqn: hostnqn,
         host_id: hostid,
+        secrets: None,
         subnqn: Some(subnqn),
         keep_alive_ms: 0,
         report_ns: Some(REPORT_NS),

@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use riopipe_order::block_device::{BlockDevice, Done};
 use riopipe_session::target::{
-    Action, ConnKey, CoreConfig, Input, Message, OpId, Places, QueueCounts, TargetCore, Transport,
+    Action, ConnKey, CoreConfig, Input, Message, OpId, PendingLimits, Places, QueueCounts,
+    TargetCore, Transport,
 };
 
 use super::Machine;
@@ -122,6 +123,7 @@ impl Machine {
                 crc: crc32c,
                 places: places.clone(),
                 queues: queues.clone(),
+                pending: PendingLimits::NONE,
             }),
             done: Vec::new(),
             busy_until: None,

@@ -277,7 +277,7 @@ impl<'a> Bench<'a> {
             unit_bytes: self.args.unit,
             streams: workload.threads,
             pin: true,
-            connect: connect(&self.args.connect, spin),
+            connect: connect(&self.args.connect, spin)?,
             spin,
             link: self.args.link.model(),
             drive,
@@ -292,7 +292,7 @@ impl<'a> Bench<'a> {
         let load = Load {
             volume: own.volume().to_owned(),
             members: own.members().to_vec(),
-            connect: connect(&self.args.connect, spin),
+            connect: connect(&self.args.connect, spin)?,
             io_timeout: self.args.connect.io_timeout,
             workload,
             window,

@@ -209,7 +209,7 @@ fn start(
     db_bench: &Option<std::path::PathBuf>,
 ) -> Result<Place, Failure> {
     let link = LinkModel { rtt_ns, jitter_ns: 0, bits_per_s: 0 };
-    let connect = connect_options(&args.connect);
+    let connect = connect_options(&args.connect)?;
     let on = |drive: String| {
         OwnTargets::start(&Plan {
             volume: "fs",

@@ -49,7 +49,7 @@ pub(super) fn measure(args: &Args, output: &Output) -> Result<Measured, Failure>
         (None, true) => PRODUCERS_QUICK.to_vec(),
         (None, false) => PRODUCERS.to_vec(),
     };
-    let connect = connect_options(&args.connect);
+    let connect = connect_options(&args.connect)?;
     let own = OwnTargets::start(&Plan {
         volume: "wal",
         targets: args.targets,

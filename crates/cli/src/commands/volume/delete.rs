@@ -57,7 +57,7 @@ fn check_id(
 
 pub(super) fn wipe(args: &Wipe, output: &Output) -> Result<(), Failure> {
     let addresses = members(&args.members.members)?;
-    let connect = connect_options(&args.members.connect);
+    let connect = connect_options(&args.members.connect)?;
     let deleted = Volume::wipe(&addresses, args.force, &connect)
         .map_err(|error| failure("can't erase the label", &error))?;
     output.result(&DeletedView { schema: "rio-volume-wipe/1", deleted })

@@ -21,7 +21,7 @@ use crate::{
 
 pub(super) fn run(args: &List, output: &Output) -> Result<(), Failure> {
     let addresses = members(&drives(&args.members)?)?;
-    let list = Volume::list(&addresses, &connect_options(&args.members.connect))
+    let list = Volume::list(&addresses, &connect_options(&args.members.connect)?)
         .map_err(|error| list_failure(&error))?;
     output.result(&ListView { schema: "rio-volume-list/1", list })
 }

@@ -39,6 +39,7 @@ mod queues;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::string::String;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use riopipe_nvme::command::{Cqe, Sqe};
@@ -56,6 +57,7 @@ use super::endpoint::ConnectionId;
 pub use super::endpoint::{ConnectFailure, ConnectionEnd, ControlQueue};
 use super::keep_alive::KeepAlive;
 use super::queue_pair::{Data, IoQueue, QpConfig};
+use crate::auth::host::HostSecrets;
 use crate::outbox::Outbox;
 
 /// The configuration of an association.
@@ -65,6 +67,8 @@ pub struct AssociationConfig {
     pub host_nqn: String,
     /// The host's identifier.
     pub host_id: [u8; 16],
+    /// The secrets with which the host authenticates if the target demands it.
+    pub secrets: Option<Arc<HostSecrets>>,
     /// The subsystem; `None`: the only one that discovery at the same address lists.
     pub subnqn: Option<String>,
     /// The time after which the target gives up a host that sends nothing (KATO), milliseconds; 0:
@@ -437,6 +441,7 @@ impl AssociationConfig {
             header_digest: self.header_digest,
             data_digest: self.data_digest.unwrap_or(!is_local),
             data_max: self.data_max,
+            secrets: self.secrets.clone(),
             ..config
         }
     }

@@ -1,9 +1,12 @@
 //! The configuration of a connection.
 
 use alloc::string::String;
+use alloc::sync::Arc;
 
 use riopipe_nvme::digest::Crc32c;
 use riopipe_nvme::fabrics::CNTLID_ANY;
+
+use crate::auth::host::HostSecrets;
 
 /// The configuration of a connection.
 #[derive(Clone, Debug)]
@@ -36,6 +39,8 @@ pub struct QpConfig {
     pub data_max: u32,
     /// For an I/O queue: the incarnation of the target, if the target has the extension.
     pub incarnation: Option<u32>,
+    /// The secrets with which the host authenticates if the target demands it.
+    pub secrets: Option<Arc<HostSecrets>>,
 }
 
 /// An I/O queue that a stream may open on a connection of its own: its configuration, and the limit
@@ -66,6 +71,7 @@ impl QpConfig {
             maxr2t: 1,
             data_max: 1 << 20,
             incarnation: None,
+            secrets: None,
         }
     }
 

@@ -5,6 +5,7 @@ use alloc::string::String;
 use riopipe_nvme::command::Status;
 use riopipe_nvme::pdu::{Fes, PduError};
 
+use crate::auth::host::HostAuthError;
 use crate::wire::retry;
 
 /// Why a command could not be submitted. No part of it was sent.
@@ -72,9 +73,37 @@ pub enum SessionError {
         /// The subsystem.
         subnqn: String,
     },
-    /// The target requires in-band authentication, which is not supported.
-    #[error("{subnqn} wants the host to authenticate, which is not supported")]
+    /// The target requires in-band authentication, and this host has no secret.
+    #[error("{subnqn} wants host {hostnqn} to authenticate, and no secret is given for it")]
     Authentication {
+        /// The NQN of this host.
+        hostnqn: String,
+        /// The subsystem.
+        subnqn: String,
+    },
+    /// The authentication failed.
+    #[error("host {hostnqn} and {subnqn} did not authenticate: {why}")]
+    NotAuthenticated {
+        /// The NQN of this host.
+        hostnqn: String,
+        /// The subsystem.
+        subnqn: String,
+        /// The reason.
+        why: HostAuthError,
+    },
+    /// The target does not ask for authentication, and this host has a secret of the target that it must
+    /// prove.
+    #[error(
+        "{subnqn} was to prove its identity, and asks for no authentication: it is another target, or \
+         has no secret of this host"
+    )]
+    NoProof {
+        /// The subsystem.
+        subnqn: String,
+    },
+    /// The target requires a secure channel, which is not supported.
+    #[error("{subnqn} wants a secure channel (TLS), which is not supported")]
+    SecureChannel {
         /// The subsystem.
         subnqn: String,
     },

@@ -1,7 +1,8 @@
 //! The set-up of a queue pair: ICReq, ICResp, Connect.
 
+use riopipe_nvme::auth::{CONNECT_ASCR, CONNECT_ATR};
 use riopipe_nvme::command::{Cqe, Sqe, Status};
-use riopipe_nvme::fabrics::{Connect, ConnectData};
+use riopipe_nvme::fabrics::{Connect, ConnectData, DISCOVERY_NQN};
 use riopipe_nvme::pdu::{ADMIN_IN_CAPSULE, IcReq, IcResp, PduError};
 
 use super::{Data, Event, QpConfig, QueuePair, QueueState, SessionError};
@@ -9,8 +10,6 @@ use crate::outbox::Outbox;
 
 /// The offset of the digest flags (DGST) in an ICResp PDU.
 const ICRESP_DGST_OFFSET: u32 = 11;
-/// AUTHREQ in the result of Connect: the controller requires in-band authentication.
-const CONNECT_AUTHREQ: u64 = 0b11 << 17;
 
 impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
     /// Sends ICReq. Connect follows when the ICResp has arrived. [`Event::Ready`] reports that the
@@ -98,11 +97,26 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         debug_assert!(sent.is_ok(), "the queue was empty");
     }
 
-    /// Handles the completion of Connect.
+    /// Handles the completion of a command that is not the caller's: Connect, or one of the
+    /// authentication.
     #[cold]
-    pub(super) fn on_connect_completion(
+    pub(super) fn on_setup_completion(
         &mut self,
         cqe: &Cqe,
+        outbox: &mut Outbox<P>,
+        on_event: &mut impl FnMut(Event<'_, T>),
+    ) -> Result<(), SessionError> {
+        match self.state {
+            QueueState::Authenticating => self.on_auth_completion(cqe, outbox, on_event),
+            _ => self.on_connect_completion(cqe, outbox, on_event),
+        }
+    }
+
+    /// Handles the completion of Connect.
+    fn on_connect_completion(
+        &mut self,
+        cqe: &Cqe,
+        outbox: &mut Outbox<P>,
         on_event: &mut impl FnMut(Event<'_, T>),
     ) -> Result<(), SessionError> {
         // For an I/O queue the status reports a controller of another host.
@@ -119,11 +133,28 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
                 result: cqe.result(),
             });
         }
-        if cqe.result() & CONNECT_AUTHREQ != 0 {
-            return Err(SessionError::Authentication { subnqn: self.config.subnqn.clone() });
-        }
         // CNTLID is in bits 15:0 of the result.
-        self.cntlid = cqe.result() as u16;
+        let cntlid = cqe.result() as u16;
+        if cqe.result() & CONNECT_ASCR != 0 {
+            return Err(SessionError::SecureChannel { subnqn: self.config.subnqn.clone() });
+        }
+        if cqe.result() & CONNECT_ATR != 0 {
+            let Some(secrets) = self.config.secrets.clone() else {
+                return Err(SessionError::Authentication {
+                    hostnqn: self.config.hostnqn.clone(),
+                    subnqn: self.config.subnqn.clone(),
+                });
+            };
+            self.authenticate(&secrets, cntlid, outbox);
+            return Ok(());
+        }
+        // A host that wants proof of the target's identity does not go on without.
+        if self.config.secrets.as_ref().is_some_and(|secrets| secrets.controller.is_some())
+            && self.config.subnqn != DISCOVERY_NQN
+        {
+            return Err(SessionError::NoProof { subnqn: self.config.subnqn.clone() });
+        }
+        self.cntlid = cntlid;
         self.state = QueueState::Ready;
         on_event(Event::Ready { cntlid: self.cntlid });
         Ok(())

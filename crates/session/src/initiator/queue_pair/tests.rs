@@ -35,6 +35,7 @@ fn config() -> QpConfig {
         maxr2t: 1,
         data_max: 16384,
         incarnation: None,
+        secrets: None,
     }
 }
 
@@ -628,8 +629,8 @@ fn refusals_name_the_field_and_the_reason() {
     assert!(refused(0x182, 0x1_0010).ends_with("(1/82h): the controller id"));
     assert!(refused(0x182, 0x0_002a).ends_with("(1/82h): the queue id"));
     assert!(refused(0x182, 0x0_0030).ends_with("(1/82h): byte 48 of the connect command"));
-    assert!(refused(0, 0x2_0001).contains("wants the host to authenticate"));
-    assert!(refused(0, 0x4_0001).contains("wants the host to authenticate"));
+    assert!(refused(0, 0x2_0001).contains("to authenticate, and no secret"));
+    assert!(refused(0, 0x4_0001).contains("a secure channel"));
 
     let mut rig = Rig::new(digested());
     rig.qp.start(&mut rig.out);

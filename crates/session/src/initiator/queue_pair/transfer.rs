@@ -13,7 +13,7 @@ use riopipe_nvme::command::{Cqe, Status};
 use riopipe_nvme::pdu::{DataHdr, PduError, R2t, Tx};
 
 use super::slot::slot_number;
-use super::{CCCID_OFFSET, Event, QueuePair, SessionError};
+use super::{CCCID_OFFSET, Event, QueuePair, QueueState, SessionError};
 use crate::outbox::Outbox;
 
 impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
@@ -24,7 +24,7 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         hdr: &DataHdr,
         data: &[u8],
         digest_ok: bool,
-        outbox: &Outbox<P>,
+        outbox: &mut Outbox<P>,
         on_event: &mut impl FnMut(Event<'_, T>),
     ) -> Result<(), SessionError> {
         let Some(slot) = self.slot_in_flight(hdr.cccid) else {
@@ -39,13 +39,23 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         slot.is_corrupted |= !digest_ok;
         let is_corrupted = slot.is_corrupted;
         let Some(context) = slot.context else {
-            return Err(PduError::sequence("data for Connect").into());
+            if self.state != QueueState::Authenticating {
+                return Err(PduError::sequence("data for Connect").into());
+            }
+            self.on_auth_data(hdr.datao, data);
+            if hdr.success {
+                self.free_slot(hdr.cccid);
+                let status = status_of_read(is_corrupted);
+                let cqe = Cqe::new(hdr.cccid, 0, self.config.qid, status, 0);
+                return self.on_setup_completion(&cqe, outbox, on_event);
+            }
+            return Ok(());
         };
         if !is_corrupted {
             on_event(Event::Data { context, offset: hdr.datao, bytes: data });
         }
         if hdr.success {
-            let status = if is_corrupted { Status::TRANSIENT_TRANSPORT } else { Status::SUCCESS };
+            let status = status_of_read(is_corrupted);
             self.free_slot(hdr.cccid);
             let cqe = Cqe::new(hdr.cccid, 0, self.config.qid, status, 0);
             on_event(Event::Done { context, cqe });
@@ -72,6 +82,11 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         }
         Ok(())
     }
+}
+
+/// The status of a read whose completion the target has left out.
+const fn status_of_read(is_corrupted: bool) -> Status {
+    if is_corrupted { Status::TRANSIENT_TRANSPORT } else { Status::SUCCESS }
 }
 
 /// Puts the data that an R2T requests into the outbox, in H2CData PDUs with at most `maxh2cdata`

@@ -109,7 +109,7 @@ impl<E: TargetEnv> TargetConn<E> {
             return Ok(());
         }
         if sqe.opcode() == admin::FABRICS {
-            return self.execute_fabrics(sqe, env, outbox);
+            return self.execute_fabrics(capsule, env, outbox);
         }
         match &mut self.admin {
             Some(admin) => admin.execute(&mut self.context, sqe, data, env, outbox),
@@ -170,7 +170,7 @@ impl<E: TargetEnv> TargetConn<E> {
                 self.execute_stream_command(sqe, outbox);
                 Ok(())
             }
-            admin::FABRICS => self.execute_fabrics(sqe, env, outbox),
+            admin::FABRICS => self.execute_fabrics(capsule, env, outbox),
             _ => {
                 context.send_completion(cid, Status::INVALID_OPCODE.with_dnr(), 0, outbox);
                 Ok(())

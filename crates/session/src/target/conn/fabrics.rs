@@ -11,7 +11,9 @@ use riopipe_nvme::fabrics::{
 };
 
 use super::TargetConn;
+use super::authentication::{Authentication, AwaitedConnect, is_auth, result_with_auth};
 use crate::outbox::Outbox;
+use crate::target::access::Admission;
 use crate::target::admin::Admin;
 use crate::target::capsule::Capsule;
 use crate::target::closed::Closed;
@@ -46,14 +48,14 @@ impl ConnectField {
 }
 
 /// Why a Connect was refused.
-struct ConnectRefusal {
+pub(super) struct ConnectRefusal {
     /// The status of the completion.
-    status: Status,
+    pub(super) status: Status,
     /// The result of the completion: for an invalid parameter, its place in the command or in the
     /// data; otherwise 0.
-    result: u64,
+    pub(super) result: u64,
     /// The reason, for the operator.
-    why: String,
+    pub(super) why: String,
 }
 
 impl From<ConnectInvalid> for ConnectRefusal {
@@ -95,6 +97,9 @@ impl<E: TargetEnv> TargetConn<E> {
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
+        if self.authentication.is_some() {
+            return self.execute_before_authentication(capsule, env, outbox);
+        }
         let Capsule { sqe, data, is_digest_valid, .. } = capsule;
         let cid = sqe.cid();
         if sqe.opcode() != opcode::FABRICS || sqe.fctype() != fctype::CONNECT {
@@ -132,13 +137,11 @@ impl<E: TargetEnv> TargetConn<E> {
             Err(invalid) => Err((*invalid).into()),
         };
         match outcome {
-            Ok(cntlid) => {
-                let peer = &self.context.peer;
-                env.log(Event::Connected { peer, hostnqn, subnqn, cntlid, qid });
-                if self.context.queue.as_ref().is_some_and(|q| q.no_sq_flow) {
+            Ok(result) => {
+                if sqe.connect_fields().cattr & CATTR_NO_SQ_FLOW != 0 {
                     self.context.sqhd = SQHD_NO_FLOW_CONTROL;
                 }
-                self.context.send_completion(cid, Status::SUCCESS, u64::from(cntlid), outbox);
+                self.context.send_completion(cid, Status::SUCCESS, result, outbox);
                 self.context.sqhd = 0;
             }
             Err(ConnectRefusal { status, result, why }) => {
@@ -150,24 +153,58 @@ impl<E: TargetEnv> TargetConn<E> {
         Ok(())
     }
 
-    /// Carries out Connect: makes this connection a queue. Returns the id of the controller.
+    /// Carries out Connect: makes this connection a queue, or waits with that until the host is
+    /// authenticated. Returns the result of the completion.
     fn connect(
         &mut self,
         sqe: &Sqe,
         data: &ConnectData,
         env: &mut E,
-    ) -> Result<u16, ConnectRefusal> {
+    ) -> Result<u64, ConnectRefusal> {
         let fields = sqe.connect_fields();
         let entries = check_queue_size(&fields)?;
-        check_names(data, env)?;
+        let must_authenticate = check_names(data, env)?;
+        let cntlid = if fields.qid != 0 {
+            data.cntlid
+        } else if data.cntlid == CNTLID_ANY {
+            env.with_shared(|shared| shared.choose_cntlid())
+        } else {
+            let why = "controllers are dynamic: ask for FFFFh";
+            return Err(ConnectField::CONTROLLER_ID.invalid(why).into());
+        };
+        let awaited = AwaitedConnect { fields, data: data.clone(), entries, cntlid };
+        if must_authenticate {
+            self.context.awaited_qid = fields.qid;
+            self.authentication = Some(Box::new(Authentication::new(data, awaited, env.now())));
+            return Ok(result_with_auth(cntlid));
+        }
+        self.attach(&awaited, env)?;
+        Ok(u64::from(cntlid))
+    }
+
+    /// Does what a Connect has asked for: makes this connection a queue.
+    pub(super) fn attach(
+        &mut self,
+        connect: &AwaitedConnect,
+        env: &mut E,
+    ) -> Result<(), ConnectRefusal> {
+        let AwaitedConnect { fields, data, entries, cntlid } = connect;
+        let (conn, now) = (self.context.id, env.now());
         let is_io_queue = fields.qid != 0;
         let attached = if is_io_queue {
-            let (conn, queue) = (self.context.id, IoQueue { qid: fields.qid, entries });
+            let queue = IoQueue { qid: fields.qid, entries: *entries };
             update_shared(env, |shared| {
-                shared.attach_io(conn, data.cntlid, queue, &data.hostnqn, data.hostid)
+                shared.attach_io(conn, *cntlid, queue, &data.hostnqn, data.hostid)
             })?
         } else {
-            self.connect_admin(data, fields.kato_ms, env)?
+            let is_discovery = data.subnqn == DISCOVERY_NQN;
+            let attached = env.with_shared(|shared| {
+                let host = (&data.hostnqn[..], data.hostid);
+                shared.attach_admin(conn, *cntlid, host, is_discovery, now)
+            })?;
+            let admin = Admin::new(is_discovery, fields.kato_ms, self.local_address.take());
+            self.admin = Some(Box::new(admin));
+            attached
         };
         if is_io_queue {
             self.rx.capsule_max = IN_CAPSULE_BYTES;
@@ -176,47 +213,34 @@ impl<E: TargetEnv> TargetConn<E> {
         let context = &mut self.context;
         context.namespaces = env.with_shared(|shared| alloc::sync::Arc::clone(shared.namespaces()));
         context.reservation = env.with_shared(|shared| shared.reservation());
-        context.commands = Commands::new(entries);
+        context.commands = Commands::new(*entries);
         context.queue = Some(Queue {
             cntlid,
             association,
             qid: fields.qid,
             hostnqn: data.hostnqn.clone(),
             no_sq_flow: fields.cattr & CATTR_NO_SQ_FLOW != 0,
-            entries,
+            entries: *entries,
             last_received,
             rights,
         });
-        Ok(cntlid)
-    }
-
-    /// Makes this connection the admin queue of a new controller.
-    fn connect_admin(
-        &mut self,
-        data: &ConnectData,
-        kato_ms: u32,
-        env: &mut E,
-    ) -> Result<Attached, ConnectRefusal> {
-        if data.cntlid != CNTLID_ANY {
-            let why = "controllers are dynamic: ask for FFFFh";
-            return Err(ConnectField::CONTROLLER_ID.invalid(why).into());
-        }
-        let (conn, now) = (self.context.id, env.now());
-        let is_discovery = data.subnqn == DISCOVERY_NQN;
-        let attached = env.with_shared(|shared| {
-            shared.attach_admin(conn, &data.hostnqn, data.hostid, is_discovery, now)
-        })?;
-        self.admin = Some(Box::new(Admin::new(is_discovery, kato_ms, self.local_address.take())));
-        Ok(attached)
+        let ConnectData { hostnqn, subnqn, .. } = data;
+        let peer = &self.context.peer;
+        env.log(Event::Connected { peer, hostnqn, subnqn, cntlid, qid: fields.qid });
+        Ok(())
     }
 
     /// Carries out a Fabrics command on a connection that is a queue.
     pub(super) fn execute_fabrics(
         &mut self,
-        sqe: &Sqe,
+        capsule: Capsule<'_>,
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
+        let sqe = capsule.sqe;
+        if is_auth(sqe) && self.authentication.is_some() {
+            return self.execute_auth(capsule, env, outbox);
+        }
         let Self { context, admin, .. } = self;
         let cid = sqe.cid();
         match (sqe.fctype(), admin) {
@@ -263,13 +287,18 @@ fn check_queue_size(fields: &Connect) -> Result<u16, ConnectRefusal> {
 }
 
 /// Checks that the subsystem exists here, and that the host may use it. Every host may use the
-/// discovery subsystem.
-fn check_names<E: TargetEnv>(data: &ConnectData, env: &mut E) -> Result<(), ConnectRefusal> {
+/// discovery subsystem. Returns whether the host must authenticate.
+fn check_names<E: TargetEnv>(data: &ConnectData, env: &mut E) -> Result<bool, ConnectRefusal> {
     if data.subnqn == DISCOVERY_NQN {
-        return Ok(());
+        return Ok(false);
     }
-    let (is_known, is_allowed) = env.with_shared(|shared| {
-        (data.subnqn == shared.identity().subnqn, shared.allows(&data.hostnqn))
+    let (is_known, is_allowed, must_authenticate) = env.with_shared(|shared| {
+        let admission = shared.access().admission(&data.hostnqn);
+        (
+            data.subnqn == shared.identity().subnqn,
+            !matches!(admission, Admission::Refused),
+            matches!(admission, Admission::Authenticates(..)),
+        )
     });
     if !is_known {
         return Err(ConnectField::SUBSYSTEM_NQN.invalid("no such subsystem here").into());
@@ -281,7 +310,7 @@ fn check_names<E: TargetEnv>(data: &ConnectData, env: &mut E) -> Result<(), Conn
             why: "the host is not on the list of allowed hosts".into(),
         });
     }
-    Ok(())
+    Ok(must_authenticate)
 }
 
 /// Carries out Disconnect: ends an I/O queue after the completion.

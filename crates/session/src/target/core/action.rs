@@ -107,7 +107,8 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
     fn assign_queue_to_core(&mut self, at: u32) -> Option<usize> {
         let Self { connections, config, stopping, .. } = self;
         let connection = connections.get_mut(at as usize)?.as_deref_mut()?;
-        let is_io_queue = connection.session.qid().is_some_and(|qid| qid != 0);
+        let is_io_queue = connection.session.is_admitted()
+            && connection.session.qid().is_some_and(|qid| qid != 0);
         if connection.counted_by_core.is_some() || !is_io_queue {
             return None;
         }

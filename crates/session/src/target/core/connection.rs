@@ -8,17 +8,21 @@
 //! 4. No device operation is in flight any more: the connection may be dropped.
 
 use alloc::string::{String, ToString};
+use core::net::IpAddr;
 
 use riopipe_order::block_device::IoError;
 
 use super::super::conn::TargetConn;
-use super::super::env::TargetEnv;
+use super::super::env::{Event, TargetEnv};
 use super::super::identity::LocalAddress;
 use super::super::ids::{ConnId, OpId};
+use super::pending::PendingEntry;
 use super::places::Place;
 use super::stopping::StopPhase;
 use crate::outbox::Outbox;
 
+/// Why a connection ends that is not admitted, and gives way to another one.
+const DISPLACED: &str = "it was not admitted, and another connection needs its place";
 /// The time limit for the peer to take the last bytes of a connection that ends, ns.
 const LINGER_NS: u64 = 1_000_000_000;
 
@@ -38,6 +42,13 @@ pub trait Transport {
     fn peer(&self) -> String {
         String::new()
     }
+    /// The IP address of the peer; `None` if it has none.
+    fn peer_address(&self) -> Option<IpAddr> {
+        None
+    }
+    /// The connection is admitted: it may use the memory of a queue from now on. Before, it should
+    /// have no more memory than one PDU of a host without rights needs (trap T28).
+    fn admit(&mut self) {}
 }
 
 /// The events for which a socket is watched.
@@ -71,6 +82,8 @@ pub struct Connection<E: TargetEnv, T> {
     pub(super) counted_by_core: Option<usize>,
     /// Device operations have come back in the present batch, and the batch has not ended yet.
     pub(super) has_unsettled_results: bool,
+    /// The entry of the connection among those that are not admitted; `None` once it is admitted.
+    pub(super) pending_entry: Option<PendingEntry>,
     /// The connection is on its core's list of changed connections.
     pub(super) is_in_changed_list: bool,
     /// The connection's place among all connections of the target. It is free when the connection
@@ -99,6 +112,7 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
             has_finished_sending: false,
             counted_by_core: None,
             has_unsettled_results: false,
+            pending_entry: None,
             is_in_changed_list: false,
             _place: place,
         }
@@ -154,6 +168,9 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
         match self.session.receive(self.transport.input(), env, &mut self.output) {
             Ok(consumed) => {
                 self.transport.consume(consumed);
+                if self.is_newly_admitted() {
+                    self.transport.admit();
+                }
                 let need = self.session.need(self.transport.input());
                 if let Err(why) = self.transport.reserve(need) {
                     // This is a second check: the session refuses a PDU that is too long because of
@@ -220,18 +237,33 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
     pub(super) fn noticed(&mut self, env: &mut E) {
         if let Err(closed) = self.session.noticed(env, &mut self.output) {
             self.end(&closed.to_string(), env);
+        } else if self.is_newly_admitted() {
+            self.transport.admit();
         }
     }
 
     /// Checks the time limits of the connection. Returns whether the connection has changed.
-    pub(super) fn tick(&mut self, env: &mut E) -> bool {
-        match self.session.tick(env, &mut self.output) {
+    /// `read_until` is the time up to which all input has been read, ns.
+    pub(super) fn tick(&mut self, read_until: u64, env: &mut E) -> bool {
+        match self.session.tick(read_until, env, &mut self.output) {
             Ok(()) => self.may_be_dropped(env.now(), StopPhase::Serving),
             Err(closed) => {
                 self.end(&closed.to_string(), env);
                 true
             }
         }
+    }
+
+    /// Whether the connection has been admitted, and still counts as one that is not.
+    pub(super) fn is_newly_admitted(&self) -> bool {
+        self.pending_entry.is_some() && self.session.is_admitted()
+    }
+
+    /// Ends a connection that is not admitted at once, because another one needs its place. The peer
+    /// gets no last bytes, because waiting for it would keep the place.
+    pub(super) fn displace(&mut self, env: &mut E) {
+        env.log(Event::Displaced { peer: self.session.peer() });
+        self.socket_ended(DISPLACED, env);
     }
 
     /// Begins the end of the connection: no more input is used, the last bytes are still sent.

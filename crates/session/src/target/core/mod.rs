@@ -30,6 +30,7 @@ mod action;
 mod bounded;
 mod connection;
 mod message;
+mod pending;
 mod places;
 mod stopping;
 
@@ -51,6 +52,8 @@ pub use bounded::BoundedDevice;
 use connection::InputTreatment;
 pub use connection::{Connection, Interest, Transport};
 pub use message::Message;
+use pending::Pending;
+pub use pending::PendingLimits;
 pub use places::{Place, Places, QueueCounts};
 use stopping::Stopping;
 
@@ -76,6 +79,8 @@ pub struct CoreConfig {
     pub places: Arc<Places>,
     /// How many I/O queues each core carries.
     pub queues: Arc<QueueCounts>,
+    /// The limits on connections that are not admitted.
+    pub pending: PendingLimits,
 }
 
 /// The number of a connection in one core. It is valid as long as the core has the connection.
@@ -117,6 +122,10 @@ pub struct TargetCore<E: TargetEnv, T> {
     /// How many connections at the start of `changed` need no action any more.
     handled_count: usize,
     accept: Accept,
+    /// The connections that are not admitted.
+    pending: Pending,
+    /// The time up to which all input has been read, ns; `None` if the shell does not report it.
+    input_read_until_ns: Option<u64>,
     /// The time before which no connection's time limits are checked.
     next_tick_ns: u64,
     /// The time before which the log's store is not checked.
@@ -141,7 +150,6 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
     pub fn new(config: CoreConfig) -> Self {
         let stopping = Stopping::new(config.queues.core_count());
         Self {
-            config,
             connections: Vec::new(),
             free_places: Vec::new(),
             place_of: BTreeMap::new(),
@@ -149,9 +157,12 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
             changed: Vec::new(),
             handled_count: 0,
             accept: Accept::default(),
+            pending: Pending::new(config.pending),
+            input_read_until_ns: None,
             next_tick_ns: 0,
             next_log_check_ns: 0,
             stopping,
+            config,
         }
     }
 
@@ -159,6 +170,12 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
     #[must_use]
     pub const fn index(&self) -> usize {
         self.config.index
+    }
+
+    /// The number of connections that the core has.
+    #[must_use]
+    pub fn connection_count(&self) -> usize {
+        self.place_of.len()
     }
 
     /// Begins a round: checks everything that depends on time. The shell calls this first in each
@@ -177,16 +194,26 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         }
     }
 
+    /// Notes that everything has been received that had arrived at time `at_ns`. Without this call, each
+    /// round is taken to have received everything.
+    ///
+    /// A time limit has passed only if the input of that time has been read. So a target that was
+    /// stopped for a while, or whose machine is busy, closes no connection because of its own delay.
+    pub fn input_read(&mut self, at_ns: u64) {
+        self.input_read_until_ns = Some(at_ns);
+    }
+
     /// Checks every connection's time limits.
     fn tick(&mut self, env: &mut E) {
         let now = env.now();
+        let read_until = self.input_read_until_ns.unwrap_or(now);
         self.next_tick_ns = now + TICK_NS;
         if self.accept.paused_until_ns.is_some_and(|at| at <= now) {
             self.accept.paused_until_ns = None;
         }
         for at in 0..self.connections.len() as u32 {
             if let Some(connection) = self.get(at)
-                && connection.tick(env)
+                && connection.tick(read_until, env)
             {
                 self.mark_changed(at);
             }
@@ -216,6 +243,11 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         }
         let place = self.config.places.take();
         if place.is_none() {
+            // A connection that is not admitted gives way. Its place is free after this round.
+            if let Some(at) = self.pending.oldest_of_largest() {
+                self.displace(at, env);
+                return None;
+            }
             // A place may become free on any core, which does not inform this core. So this core
             // tries again after a while.
             if !core::mem::replace(&mut self.accept.is_full, true) {
@@ -246,8 +278,36 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         env: &mut E,
     ) -> ConnKey {
         self.accept.is_full = false;
+        let address = transport.peer_address();
         let connection = Connection::new(place, transport, local, self.config.crc, env.now());
-        self.take_in(Box::new(connection))
+        let key = self.take_in(Box::new(connection));
+        let entry = self.pending.add(address, key.0);
+        if let Some(connection) = self.get(key.0) {
+            connection.pending_entry = Some(entry);
+        }
+        if let Some(at) = self.pending.excess(entry) {
+            self.displace(at, env);
+        }
+        key
+    }
+
+    /// Ends a connection that is not admitted, because another one needs its place. The connection has
+    /// nothing in flight, so it is dropped in this round.
+    #[cold]
+    fn displace(&mut self, at: u32, env: &mut E) {
+        let Some(connection) = self.get(at) else { return };
+        connection.displace(env);
+        self.admit(at);
+        self.mark_changed(at);
+    }
+
+    /// Notes that a connection does not count as one that is not admitted any more.
+    fn admit(&mut self, at: u32) {
+        if let Some(Some(connection)) = self.connections.get_mut(at as usize)
+            && let Some(entry) = connection.pending_entry.take()
+        {
+            self.pending.remove(entry);
+        }
     }
 
     /// Gives a connection a place in this core. The connection gets a new key. Its socket is not
@@ -268,6 +328,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
 
     /// Takes a connection out, to be dropped or moved to another core.
     fn take_out(&mut self, at: u32) -> Option<Box<Connection<E, T>>> {
+        self.admit(at);
         let connection = self.connections.get_mut(at as usize)?.take()?;
         self.place_of.remove(&connection.id());
         self.free_places.push(at);
@@ -324,6 +385,9 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
                 connection.data_arrived(data_bytes);
             }
             connection.receive(env);
+            if connection.is_newly_admitted() {
+                self.admit(key.0);
+            }
             self.mark_changed(key.0);
         }
     }
@@ -410,6 +474,10 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
             && let Some(connection) = self.get(at)
         {
             connection.noticed(env);
+            // An exponentiation may have been the last step of an authentication.
+            if connection.is_newly_admitted() {
+                self.admit(at);
+            }
             self.mark_changed(at);
         }
     }

@@ -111,21 +111,8 @@ impl<R: Region> Shared<R> {
         self.controllers.get_mut(&cntlid)
     }
 
-    /// Makes a new controller with `conn` as its admin queue. `now` is in ns.
-    ///
-    /// # Errors
-    /// [`AttachError::Full`].
-    pub(in crate::target) fn attach_admin(
-        &mut self,
-        conn: ConnId,
-        hostnqn: &str,
-        hostid: [u8; 16],
-        discovery: bool,
-        now: u64,
-    ) -> Result<Attached, AttachError> {
-        if self.controllers.len() >= CONTROLLERS_MAX {
-            return Err(AttachError::Full);
-        }
+    /// Chooses the id of a new controller.
+    pub(in crate::target) fn choose_cntlid(&mut self) -> u16 {
         // Ids are used again as late as possible. So the late Connect of an I/O queue of an old
         // association does not find the controller of a new association.
         while self.controllers.contains_key(&self.next_cntlid) {
@@ -133,6 +120,27 @@ impl<R: Region> Shared<R> {
         }
         let cntlid = self.next_cntlid;
         self.next_cntlid = next_cntlid_after(cntlid);
+        cntlid
+    }
+
+    /// Makes a new controller with `conn` as its admin queue. Its id has come from
+    /// [`choose_cntlid`](Self::choose_cntlid). `now` is in ns.
+    ///
+    /// # Errors
+    /// [`AttachError::Full`].
+    pub(in crate::target) fn attach_admin(
+        &mut self,
+        conn: ConnId,
+        cntlid: u16,
+        host: (&str, [u8; 16]),
+        discovery: bool,
+        now: u64,
+    ) -> Result<Attached, AttachError> {
+        // The id may have been used meanwhile only if all others have been used since.
+        if self.controllers.len() >= CONTROLLERS_MAX || self.controllers.contains_key(&cntlid) {
+            return Err(AttachError::Full);
+        }
+        let (hostnqn, hostid) = host;
         let association = self.next_association;
         self.next_association += 1;
         let last_received = Arc::new(AtomicU64::new(now));

@@ -1,0 +1,279 @@
+//! The secrets of hosts and of the target, for authentication with DH-HMAC-CHAP: where a configuration has
+//! them, and how they are read.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use riopipe_nvme::auth::{GroupId, HashId};
+use riopipe_nvme::dhchap_secret::DhchapSecret;
+use riopipe_nvme::fabrics::check_nqn;
+use riopipe_session::auth::controller::AuthRules;
+use riopipe_session::target::{Access, HostAccess};
+use serde::{Deserialize, Serialize, Serializer};
+use zeroize::Zeroizing;
+
+use crate::check::Problem;
+use crate::config::Config;
+
+/// The start of a secret that is in the configuration itself.
+const INLINE: &str = "DHHC-1:";
+/// The permissions of a file's group and of others, which a file with a secret must not have.
+const OTHERS: u32 = 0o077;
+/// The most bytes that are read of a file with a secret.
+const FILE_BYTES_MAX: u64 = 4096;
+
+/// The part of a configuration about authentication (`[dhchap]`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DhchapOptions {
+    /// The secret of each host that must authenticate, by NQN. These hosts may connect; others may only if
+    /// `hosts` lists them.
+    pub hosts: BTreeMap<String, SecretSource>,
+    /// The secret with which the target proves its own identity to hosts that ask for that.
+    pub controller: Option<SecretSource>,
+    /// The hash functions that are allowed, the preferred one first: `sha256`, `sha384`, `sha512`. All of
+    /// them, in this order, if empty.
+    pub hashes: Vec<String>,
+    /// The Diffie-Hellman groups that are allowed, the preferred one first: `null`, `ffdhe2048`,
+    /// `ffdhe3072`, `ffdhe4096`, `ffdhe6144`, `ffdhe8192`. All of them, in this order, if empty.
+    pub dhgroups: Vec<String>,
+}
+
+impl DhchapOptions {
+    /// Whether a secret is in the configuration itself.
+    #[must_use]
+    pub fn has_secrets(&self) -> bool {
+        self.hosts.values().chain(&self.controller).any(SecretSource::is_inline)
+    }
+}
+
+/// The place of a secret: the path of a file, or the secret itself (`DHHC-1:…`), which no formatting shows.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(from = "String")]
+pub struct SecretSource(Zeroizing<String>);
+
+impl SecretSource {
+    /// A file with the secret.
+    #[must_use]
+    pub fn file(path: &str) -> Self {
+        Self(Zeroizing::new(path.to_owned()))
+    }
+
+    /// Whether this is the secret itself.
+    #[must_use]
+    pub fn is_inline(&self) -> bool {
+        self.0.starts_with(INLINE)
+    }
+
+    /// The text of the source without the secret.
+    fn shown(&self) -> &str {
+        if self.is_inline() { "(a secret, not shown)" } else { &self.0 }
+    }
+
+    /// Reads the secret.
+    ///
+    /// # Errors
+    /// The defect, and the remedy. Neither has the secret.
+    pub fn read(&self) -> Result<DhchapSecret, (String, &'static str)> {
+        const REMEDY: &str = "make one with `nvme gen-dhchap-key`, as the host has it";
+        if self.is_inline() {
+            return DhchapSecret::parse(&self.0)
+                .map_err(|error| (format!("the secret is not valid: {error}"), REMEDY));
+        }
+        let path: &str = &self.0;
+        let text = read_private(Path::new(path))?;
+        DhchapSecret::parse(&text).map_err(|error| (format!("{path}: no secret: {error}"), REMEDY))
+    }
+}
+
+impl From<String> for SecretSource {
+    fn from(text: String) -> Self {
+        Self(Zeroizing::new(text))
+    }
+}
+
+impl fmt::Debug for SecretSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.shown())
+    }
+}
+
+impl Serialize for SecretSource {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.shown())
+    }
+}
+
+/// Reads a file that others may not read.
+///
+/// # Errors
+/// The defect, and the remedy.
+fn read_private(path: &Path) -> Result<Zeroizing<String>, (String, &'static str)> {
+    let failed = |error: std::io::Error| {
+        (format!("{}: {error}", path.display()), "give the path of a file with a secret")
+    };
+    let file = File::open(path).map_err(failed)?;
+    check_private(path, &file)?;
+    let mut text = Zeroizing::new(String::new());
+    file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
+    Ok(text)
+}
+
+/// Checks that only the owner of a file has permissions for it.
+///
+/// # Errors
+/// The defect, and the remedy.
+pub(crate) fn check_private(path: &Path, file: &File) -> Result<(), (String, &'static str)> {
+    let mode = file.metadata().map_or(0, |metadata| metadata.mode()) & 0o7777;
+    if mode & OTHERS != 0 {
+        let what =
+            format!("{}: others than its owner may use it (mode {mode:04o})", path.display());
+        return Err((what, "it has a secret: `chmod 600` it"));
+    }
+    Ok(())
+}
+
+/// The hosts that may connect and their secrets, as the configuration has them.
+pub(crate) fn access(config: &Config) -> Result<Arc<Access>, Vec<Problem>> {
+    let mut problems = Vec::new();
+    let mut read = |place: String, source: &SecretSource| match source.read() {
+        Ok(secret) => Some(secret),
+        Err((what, advice)) => {
+            problems.push(Problem::new(place, what, advice));
+            None
+        }
+    };
+    let DhchapOptions { hosts, controller, hashes, dhgroups } = &config.dhchap;
+    let mut admitted: BTreeMap<String, HostAccess> =
+        config.hosts.iter().flatten().map(|host| (host.clone(), HostAccess::ByName)).collect();
+    for (host, source) in hosts {
+        if let Some(secret) = read(format!("dhchap.hosts.{host:?}"), source) {
+            admitted.insert(host.clone(), HostAccess::BySecret(secret));
+        }
+    }
+    let controller =
+        controller.as_ref().and_then(|source| read("dhchap.controller".to_owned(), source));
+    let is_in_use = |secret: &DhchapSecret| {
+        let is_same = |access: &HostAccess| matches!(access, HostAccess::BySecret(other) if other.key() == secret.key());
+        admitted.values().any(is_same)
+    };
+    if controller.as_ref().is_some_and(is_in_use) {
+        let what = "the target has the same secret as a host";
+        problems.push(Problem::new("dhchap.controller", what, "give each its own"));
+    }
+    for host in hosts.keys() {
+        if let Err(error) = check_nqn(host) {
+            let advice = "copy it from the host's /etc/nvme/hostnqn";
+            let place = "dhchap.hosts";
+            problems.push(Problem::new(place, format!("{host:?}: {error}"), advice));
+        }
+    }
+    let mut rules = AuthRules::new(riopipe_platform::random_bytes);
+    rules.controller = controller;
+    let hash = |name: &str| HashId::ALL.into_iter().find(|hash| hash.name() == name);
+    if let Some(hashes) = named(hashes, hash, "dhchap.hashes", &mut problems) {
+        rules.hashes = hashes;
+    }
+    let group = |name: &str| GroupId::ALL.into_iter().find(|group| group.name() == name);
+    if let Some(groups) = named(dhgroups, group, "dhchap.dhgroups", &mut problems) {
+        rules.groups = groups;
+    }
+    if !problems.is_empty() {
+        return Err(problems);
+    }
+    let is_open = config.hosts.is_none() && hosts.is_empty();
+    Ok(Arc::new(Access { hosts: (!is_open).then_some(admitted), rules: Some(rules) }))
+}
+
+/// The values with these names; `None` if there are no names.
+fn named<T>(
+    names: &[String],
+    of: impl Fn(&str) -> Option<T>,
+    place: &str,
+    problems: &mut Vec<Problem>,
+) -> Option<Vec<T>> {
+    let value = |name: &String| {
+        let value = of(name);
+        if value.is_none() {
+            let advice = "see docs/configuration.md for the names";
+            problems.push(Problem::new(place, format!("{name:?} is not known"), advice));
+        }
+        value
+    };
+    let values: Vec<T> = names.iter().filter_map(value).collect();
+    (!names.is_empty()).then_some(values)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    const SECRET: &str = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
+    const HOST: &str = "nqn.2026-01.io.example:host";
+
+    fn config(toml: &str) -> Config {
+        Config::from_toml(toml).unwrap()
+    }
+
+    #[test]
+    fn a_secret_comes_from_a_file_that_only_its_owner_may_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("secret");
+        fs::write(&path, format!("{SECRET}\n")).unwrap();
+        let source = SecretSource::file(path.to_str().unwrap());
+        for (mode, is_read) in [(0o600, true), (0o400, true), (0o640, false), (0o604, false)] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            match source.read() {
+                Ok(secret) => assert!(is_read && secret == DhchapSecret::parse(SECRET).unwrap()),
+                Err((what, advice)) => {
+                    assert!(!is_read, "{what}");
+                    assert!(what.contains(&format!("{mode:04o}")) && advice.contains("chmod"));
+                }
+            }
+        }
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        fs::write(&path, SECRET.replace("ia6", "ia7")).unwrap();
+        let (what, _) = source.read().unwrap_err();
+        assert!(what.contains("checksum") && !what.contains("ia7"), "{what}");
+    }
+
+    #[test]
+    fn hosts_with_a_secret_must_authenticate_and_others_need_a_name_on_the_list() {
+        let of = |toml: &str| access(&config(toml)).unwrap().hosts.clone();
+        assert_eq!(of(""), None);
+        let secret = format!("[dhchap.hosts]\n\"{HOST}\" = \"{SECRET}\"");
+        let by_secret = HostAccess::BySecret(DhchapSecret::parse(SECRET).unwrap());
+        let hosts = of(&secret).unwrap();
+        assert_eq!(hosts.into_iter().collect::<Vec<_>>(), [(HOST.to_owned(), by_secret.clone())]);
+        let other = "nqn.2026-01.io.example:other";
+        let hosts = of(&format!("hosts = [\"{HOST}\", \"{other}\"]\n{secret}")).unwrap();
+        assert_eq!(hosts[HOST], by_secret, "the list does not excuse it");
+        assert_eq!(hosts[other], HostAccess::ByName);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_without_the_secret() {
+        let toml = format!(
+            "[dhchap]\ncontroller = \"{SECRET}\"\nhashes = [\"md5\"]\ndhgroups = [\"modp\"]\n\
+             [dhchap.hosts]\n\"{HOST}\" = \"{SECRET}\"\n\"me\" = \"/nowhere/secret\""
+        );
+        let problems = access(&config(&toml)).unwrap_err();
+        let text: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        let text = text.join("\n");
+        for word in ["md5", "modp", "same secret", "/nowhere/secret", "\"me\""] {
+            assert!(text.contains(word), "no {word} in {text}");
+        }
+        assert!(!text.contains("ia6z"), "{text}");
+        let config = config(&toml);
+        let shown = format!("{config:?}") + &toml::to_string(&config).unwrap();
+        assert!(!shown.contains("ia6z") && shown.contains("not shown"), "{shown}");
+    }
+}
