@@ -147,10 +147,6 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
     }
 
     fn not_authenticated(&self, why: HostAuthError) -> SessionError {
-        SessionError::NotAuthenticated {
-            hostnqn: self.config.hostnqn.clone(),
-            subnqn: self.config.subnqn.clone(),
-            why,
-        }
+        SessionError::NotAuthenticated { subnqn: self.config.subnqn.clone(), why }
     }
 }

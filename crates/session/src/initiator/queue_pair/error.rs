@@ -82,10 +82,8 @@ pub enum SessionError {
         subnqn: String,
     },
     /// The authentication failed.
-    #[error("host {hostnqn} and {subnqn} did not authenticate: {why}")]
+    #[error("this host and {subnqn} did not authenticate: {why}")]
     NotAuthenticated {
-        /// The NQN of this host.
-        hostnqn: String,
         /// The subsystem.
         subnqn: String,
         /// The reason.
