@@ -378,8 +378,28 @@ impl Csts {
     pub const FATAL: u32 = 1 << 1;
     /// SHST, bits 3:2: the state of a shutdown.
     const SHST: u32 = 3 << 2;
+    /// SHST 01b: shutdown processing occurs.
+    const SHUTDOWN_OCCURS: u32 = 1 << 2;
     /// SHST 10b: shutdown complete.
     pub const SHUTDOWN_DONE: u32 = 2 << 2;
+    /// ST, bit 6: the shutdown that SHST reports is one of the whole NVM subsystem.
+    const SUBSYSTEM_SHUTDOWN: u32 = 1 << 6;
+
+    /// This status, with a shutdown that is complete.
+    #[must_use]
+    pub const fn with_shutdown_done(self) -> Self {
+        Self(self.0 & !Self::SHST | Self::SHUTDOWN_DONE)
+    }
+
+    /// This status, with a shutdown of the whole subsystem that occurs, unless a shutdown has been
+    /// reported already.
+    #[must_use]
+    pub const fn with_subsystem_shutdown(self) -> Self {
+        match self.0 & Self::SHST {
+            0 => Self(self.0 | Self::SHUTDOWN_OCCURS | Self::SUBSYSTEM_SHUTDOWN),
+            _ => self,
+        }
+    }
 
     /// Whether the controller is ready.
     #[must_use]

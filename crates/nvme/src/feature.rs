@@ -59,6 +59,10 @@ pub const fn queues_of(value: u32) -> QueueCounts {
 pub mod event {
     /// Type of notices.
     pub const NOTICE: u8 = 2;
+    /// Type of immediate events, which have no log page and are not masked.
+    pub const IMMEDIATE: u8 = 3;
+    /// Immediate: the NVM subsystem begins a normal shutdown.
+    pub const NORMAL_SHUTDOWN: u8 = 0x00;
     /// Notice: namespaces were added, removed or changed; the log page is 04h.
     pub const NAMESPACE_CHANGED: u8 = 0x00;
     /// Notice: the discovery log changed; the log page is 70h.
@@ -66,6 +70,8 @@ pub mod event {
 
     /// Bit of OAES and of the event configuration: notices of namespace changes.
     pub const CONFIG_NAMESPACE: u32 = 1 << 8;
+    /// Bit of OAES and of the event configuration: the subsystem begins a normal shutdown.
+    pub const CONFIG_NORMAL_SHUTDOWN: u32 = 1 << 15;
     /// Bit of OAES and of the event configuration: notices of discovery log changes.
     pub const CONFIG_DISCOVERY: u32 = 1 << 31;
 

@@ -1,11 +1,12 @@
 //! The part of a connection that is an admin queue: NVMe's admin commands, and Rio's own.
 //!
 //! This file has the dispatch, the features, Keep Alive, and the event requests. `aborting.rs` has
-//! Abort, `properties.rs` the controller's properties, `identify.rs` the pages that describe the target,
+//! Abort, `events.rs` the asynchronous events, `properties.rs` the controller's properties, `identify.rs` the pages that describe the target,
 //! `ownership.rs` the commands claim, status and release, and `recovery.rs` the commands list and
 //! settle.
 
 mod aborting;
+mod events;
 mod identify;
 mod ownership;
 mod properties;
@@ -18,6 +19,7 @@ use riopipe_nvme::fabrics::{Cc, Csts};
 use riopipe_nvme::feature::{self, QueueCounts};
 
 use self::aborting::WaitingAbort;
+use self::events::NamespaceEvents;
 use self::ownership::WaitingCommand;
 use super::closed::Closed;
 use super::commands::Stage;
@@ -46,6 +48,8 @@ pub(super) struct Admin {
     event_request_cids: Vec<u16>,
     /// The events that the host has enabled (Asynchronous Event Configuration).
     event_config: u32,
+    /// The namespaces that have changed, and the event about them.
+    namespace_events: NamespaceEvents,
     /// The features whose value the target stores for Get Features. The value has no other effect.
     stored_features: [StoredFeature; 4],
     /// Claims and releases that wait until other connections have acknowledged a fence.
@@ -76,6 +80,7 @@ impl Admin {
             kato_ms,
             event_request_cids: Vec::new(),
             event_config: 0,
+            namespace_events: NamespaceEvents::default(),
             stored_features: STORED_FEATURES,
             waiting_for_fence: Vec::new(),
             waiting_aborts: Vec::new(),
@@ -87,6 +92,7 @@ impl Admin {
     fn reset(&mut self) {
         self.event_request_cids.clear();
         self.event_config = 0;
+        self.namespace_events = NamespaceEvents::default();
         self.stored_features = STORED_FEATURES;
     }
 }
@@ -124,7 +130,10 @@ impl Admin {
             opcode::GET_LOG_PAGE => return self.log_page(context, sqe, env, outbox),
             opcode::KEEP_ALIVE => Ok(0),
             opcode::ASYNC_EVENT => match self.keep_event_request(cid) {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    self.send_event(context, outbox);
+                    return Ok(());
+                }
                 Err(status) => Err(status),
             },
             opcode::ABORT => return self.abort(context, sqe, env, outbox),

@@ -9,13 +9,15 @@
 //! ```
 //!
 //! `fencing.rs` begins and ends the stream of the connection. `aborting.rs` aborts commands that have
-//! not begun. `authentication.rs` makes the host prove its identity.
+//! not begun. `authentication.rs` makes the host prove its identity. `retiring.rs` ends the use of
+//! namespaces that were removed.
 
 mod aborting;
 mod authentication;
 mod dispatch;
 mod fabrics;
 mod fencing;
+mod retiring;
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -30,6 +32,7 @@ use riopipe_order::probe::{self, Plant};
 
 use self::authentication::Authentication;
 use self::fencing::Fences;
+use self::retiring::KnownChanges;
 use super::admin::Admin;
 use super::budget::Reservation;
 use super::capsule::Capsule;
@@ -79,6 +82,8 @@ pub struct TargetConn<E: TargetEnv> {
     input_waits: bool,
     /// The fences that the connection has to acknowledge.
     fences: Fences,
+    /// The changes of the namespaces that the connection has to acknowledge.
+    known_changes: KnownChanges,
     /// The connection is closed, and all of its device operations have come back.
     is_drained: bool,
     /// The time at which the connection was accepted, ns.
@@ -129,6 +134,7 @@ impl<E: TargetEnv> TargetConn<E> {
             is_starved: false,
             input_waits: false,
             fences: Fences::default(),
+            known_changes: KnownChanges::default(),
             is_drained: false,
             accepted_at_ns: now,
             input_progress_ns: now,
@@ -194,6 +200,7 @@ impl<E: TargetEnv> TargetConn<E> {
                 note_received(&queue.last_received, now);
             }
             self.start_waiting_commands(env, outbox);
+            self.acknowledge_changes(env);
         }
         if let Err(Closed::Protocol(error)) = &outcome {
             if error.fes == Fes::HeaderDigest {
@@ -423,6 +430,7 @@ impl<E: TargetEnv> TargetConn<E> {
         }
         self.start_waiting_commands(env, outbox);
         self.acknowledge_fences(env, outbox);
+        self.acknowledge_changes(env);
         if self.context.is_closing {
             self.finish_if_idle(env);
         }
@@ -454,6 +462,14 @@ impl<E: TargetEnv> TargetConn<E> {
                     self.plain.on_sequence_changed(&mut self.context, env, outbox);
                     self.batch_ended(env, outbox);
                 }
+                Notice::Draining => {
+                    if let Some(admin) = &mut self.admin {
+                        admin.on_draining(&mut self.context, outbox);
+                    }
+                }
+                Notice::NamespacesChanged { number, nsids } => {
+                    self.on_namespaces_changed(number, &nsids, env, outbox);
+                }
                 Notice::Abort { id, cid, admin } => {
                     let is_aborted = self.abort_command(cid, env, outbox);
                     update_shared(env, |shared| shared.end_abort(admin, id, is_aborted));
@@ -482,6 +498,7 @@ impl<E: TargetEnv> TargetConn<E> {
         if self.context.is_closing {
             return Ok(());
         }
+        self.acknowledge_changes(env);
         let now = env.now();
         if outbox.is_empty() {
             self.unsent_since_ns = None;

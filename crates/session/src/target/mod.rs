@@ -55,7 +55,10 @@ pub use ids::{ConnId, OpId};
 pub use namespace::{
     NSID_MAX, Namespace, NamespaceConfig, NamespaceIdError, NamespaceState, Namespaces,
 };
-pub use shared::{AttachError, Controller, FenceScope, Notice, Shared};
+pub use shared::{
+    AttachError, Change, ChangeError, Controller, FenceScope, Notice, OpenVolume, Shared,
+};
 pub use volumes::{
-    Found, LabelledDrive, LogFill, Opened, Owner, Split, VolumeFill, VolumeUsage, Volumes,
+    Found, LabelledDrive, LogFill, Opened, Owner, Split, VolumeFill, VolumeInUse, VolumeUsage,
+    VolumeUse, Volumes,
 };

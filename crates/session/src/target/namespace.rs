@@ -30,6 +30,9 @@ pub struct NamespaceConfig {
 
 /// Largest namespace id.
 pub const NSID_MAX: u32 = 1024;
+/// The most namespaces that a target may have had since it was started, the removed ones included:
+/// the index of a namespace has 16 bits.
+const INDICES_MAX: usize = u16::MAX as usize - 1;
 
 /// A namespace and its shared state.
 #[derive(Clone, Debug)]
@@ -120,8 +123,13 @@ impl NamespaceState {
 }
 
 /// All namespaces of the subsystem, found by id without a search.
+///
+/// A change makes a new value ([`changed`](Self::changed)), in which the namespaces that stay keep
+/// their indices. A namespace that was removed keeps its index, too, for the commands that were
+/// begun before: it is *retired*.
 #[derive(Debug, Default)]
 pub struct Namespaces {
+    /// By namespace index, with those that are retired.
     list: Vec<Namespace>,
     /// By namespace id: the index of the namespace in `list` plus 1; 0 if there is none with this
     /// id.
@@ -134,8 +142,28 @@ impl Namespaces {
     /// # Errors
     /// An id is used twice, or is 0 or above [`NSID_MAX`].
     pub fn new(configs: Vec<NamespaceConfig>) -> Result<Self, NamespaceIdError> {
-        let mut namespaces = Self::default();
-        for config in configs {
+        Self::default().changed(&[], configs)
+    }
+
+    /// These namespaces without those with the ids in `removed`, and with those in `added`, which
+    /// get the next free indices. Ids that no namespace has are ignored.
+    ///
+    /// # Errors
+    /// An id of an added namespace is used already, or is 0 or above [`NSID_MAX`]; or too many
+    /// namespaces have come and gone.
+    pub fn changed(
+        &self,
+        removed: &[u32],
+        added: Vec<NamespaceConfig>,
+    ) -> Result<Self, NamespaceIdError> {
+        let mut namespaces =
+            Self { list: self.list.clone(), index_plus_1_of: self.index_plus_1_of.clone() };
+        for &nsid in removed {
+            if let Some(index_plus_1) = namespaces.index_plus_1_of.get_mut(nsid as usize) {
+                *index_plus_1 = 0;
+            }
+        }
+        for config in added {
             let nsid = config.nsid;
             if nsid == 0 || nsid > NSID_MAX {
                 return Err(NamespaceIdError::OutOfRange(nsid));
@@ -146,6 +174,9 @@ impl Namespaces {
             }
             if namespaces.index_plus_1_of[at] != 0 {
                 return Err(NamespaceIdError::Twice(nsid));
+            }
+            if namespaces.list.len() >= INDICES_MAX {
+                return Err(NamespaceIdError::TooManyChanges);
             }
             namespaces.list.push(Namespace { config, state: Arc::default() });
             namespaces.index_plus_1_of[at] = namespaces.list.len() as u16;
@@ -171,9 +202,23 @@ impl Namespaces {
         &self.list[index]
     }
 
-    /// All namespaces.
+    /// The number of indices that namespaces have had. The next added one gets this index.
+    #[must_use]
+    pub fn index_count(&self) -> usize {
+        self.list.len()
+    }
+
+    /// Whether the namespace with this index was removed.
+    #[must_use]
+    pub fn is_retired(&self, index: usize) -> bool {
+        let found = self.list.get(index).and_then(|retired| self.find(retired.config.nsid));
+        found.is_none_or(|(other, _)| other != index)
+    }
+
+    /// All namespaces, without the retired ones.
     pub fn iter(&self) -> impl Iterator<Item = &Namespace> {
-        self.list.iter()
+        let active = self.list.iter().enumerate().filter(|(index, _)| !self.is_retired(*index));
+        active.map(|(_, namespace)| namespace)
     }
 
     /// The namespace ids, in ascending order.
@@ -199,7 +244,7 @@ impl Namespaces {
     /// Whether any drive has a volatile write cache.
     #[must_use]
     pub fn any_volatile(&self) -> bool {
-        self.list.iter().any(|namespace| namespace.config.volatile)
+        self.iter().any(|namespace| namespace.config.volatile)
     }
 }
 
@@ -212,4 +257,7 @@ pub enum NamespaceIdError {
     /// Two namespaces have this id.
     #[error("namespace id {0} is used twice: give each namespace its own")]
     Twice(u32),
+    /// The target has had [`INDICES_MAX`] namespaces since it was started.
+    #[error("{INDICES_MAX} namespaces have come and gone since the target was started: restart it")]
+    TooManyChanges,
 }

@@ -6,7 +6,9 @@
 //! [`Notice`] is left here, and the environment wakes that connection on its core
 //! ([`TargetEnv::notify`](super::TargetEnv::notify)).
 
+mod change;
 mod controllers;
+mod draining;
 mod notices;
 
 use alloc::collections::BTreeMap;
@@ -18,8 +20,11 @@ use riopipe_order::attribute::VolumeId;
 use riopipe_order::entry::{PartitionId, Position};
 use riopipe_order::region::{Region, RegionError};
 
+use self::change::Retirements;
+pub use self::change::{Change, ChangeError};
 pub use self::controllers::{AttachError, Controller};
 pub(super) use self::controllers::{Attached, IoQueue};
+pub use self::draining::OpenVolume;
 pub(super) use self::notices::DriveChange;
 use self::notices::Fence;
 pub use self::notices::{FenceScope, Notice};
@@ -84,6 +89,10 @@ pub struct Shared<R: Region> {
     epoch_streams: Vec<EpochStreams>,
     /// The epoch with which streams of drives begin.
     first_epoch: u16,
+    /// The connections that may still use removed namespaces.
+    retirements: Retirements,
+    /// The target is being drained: it takes no new hosts.
+    is_draining: bool,
 }
 
 impl<R: Region> Shared<R> {
@@ -120,6 +129,8 @@ impl<R: Region> Shared<R> {
             discovery_generation: 1,
             epoch_streams: Vec::new(),
             first_epoch: 0,
+            retirements: Retirements::default(),
+            is_draining: false,
         }
     }
 

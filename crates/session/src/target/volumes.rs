@@ -23,6 +23,7 @@ mod log_opening;
 mod places;
 mod refusal;
 mod release;
+mod removal;
 mod settlement;
 mod unlogged;
 mod volume;
@@ -47,6 +48,7 @@ pub(super) use self::listing::{Listing, check_page_len, read_page, status_of_unr
 pub use self::log_opening::{Found, Opened};
 pub use self::places::LabelledDrive;
 pub(super) use self::refusal::Refusal;
+pub use self::removal::{VolumeInUse, VolumeUse};
 use self::unlogged::UsedNamespaces;
 pub use self::volume::Split;
 pub(super) use self::volume::Volume;

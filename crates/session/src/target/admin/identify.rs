@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_nvme::discovery::{self, Entry, Header};
 use riopipe_nvme::fabrics::{CNTLID_ANY, DISCOVERY_NQN, VERSION_2_0};
+use riopipe_nvme::feature::event;
 use riopipe_nvme::identify::{self, Controller, Descriptors, Namespace, NvmController, cns};
 use riopipe_nvme::log_page;
 
@@ -128,7 +129,7 @@ impl Admin {
 
     /// Carries out Get Log Page: sends the part of a log page that the command selects.
     pub(super) fn log_page<E: TargetEnv>(
-        &self,
+        &mut self,
         context: &mut Context<E>,
         sqe: &Sqe,
         env: &mut E,
@@ -140,13 +141,16 @@ impl Admin {
             context.send_completion(cid, Status::INVALID_FIELD.with_dnr(), 0, outbox);
             return Ok(());
         }
-        let Some(page) = self.whole_log_page(context, sqe.lid(), env) else {
+        let Some(mut page) = self.whole_log_page(context, sqe.lid(), env) else {
             context.send_completion(cid, Status::INVALID_LOG_PAGE.with_dnr(), 0, outbox);
             return Ok(());
         };
         if let Err(status) = self.check_log_namespace(context, sqe) {
             context.send_completion(cid, status.with_dnr(), 0, outbox);
             return Ok(());
+        }
+        if !self.is_discovery && sqe.lid() == log_page::CHANGED_NAMESPACES {
+            page = self.namespace_events.read(sqe.log_retain()).to_vec();
         }
         match log_page::slice(&page, sqe.log_offset(), len as u32) {
             Ok(part) => context.send_page(sqe, &part, outbox),
@@ -278,6 +282,7 @@ fn io_controller(identity: &Identity, cntlid: u16, namespaces: &Namespaces) -> C
     let mut page = Controller {
         cmic: CMIC_SEVERAL_CONTROLLERS,
         mdts: MDTS,
+        oaes: event::CONFIG_NAMESPACE | event::CONFIG_NORMAL_SHUTDOWN,
         ctratt: identify::CTRATT_HOSTID_128 | identify::CTRATT_TBKAS,
         cntrltype: identify::CNTRLTYPE_IO,
         // One firmware slot, which is read only.

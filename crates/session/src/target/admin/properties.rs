@@ -71,7 +71,7 @@ impl Admin {
             // There is nothing to write back: a completed write is at the drive, and the host sends
             // a FLUSH to make it durable.
             disable(cntlid, env);
-            self.csts.0 |= Csts::SHUTDOWN_DONE;
+            self.csts = self.csts.with_shutdown_done();
         } else if !new.enabled() && old.enabled() {
             disable(cntlid, env);
             self.csts = Csts(0);

@@ -75,11 +75,15 @@ impl From<AttachError> for ConnectRefusal {
         // `ConnectRefusal::why` has the reason.
         let invalid = |field: ConnectField| field.invalid("").result();
         let (status, result) = match error {
-            AttachError::Full | AttachError::Memory => (Status::CONNECT_BUSY, 0),
+            AttachError::Full | AttachError::Memory | AttachError::Draining => {
+                (Status::CONNECT_BUSY, 0)
+            }
             AttachError::NoController => {
                 (Status::CONNECT_INVALID.with_dnr(), invalid(ConnectField::CONTROLLER_ID))
             }
-            AttachError::OtherHost => (Status::CONNECT_INVALID_HOST.with_dnr(), 0),
+            AttachError::OtherHost | AttachError::NotAllowed => {
+                (Status::CONNECT_INVALID_HOST.with_dnr(), 0)
+            }
             AttachError::NotEnabled | AttachError::Taken => (Status::SEQUENCE_ERROR.with_dnr(), 0),
             AttachError::Discovery | AttachError::QueueId => {
                 (Status::CONNECT_INVALID.with_dnr(), invalid(ConnectField::QUEUE_ID))

@@ -66,6 +66,12 @@ pub(in crate::target) struct IoQueue {
 /// Why a queue cannot be connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AttachError {
+    /// The host was removed from the allowed ones meanwhile.
+    #[error("the host is not on the list of allowed hosts")]
+    NotAllowed,
+    /// The target is being drained.
+    #[error("the target is being drained: it takes no new hosts")]
+    Draining,
     /// Too many controllers.
     #[error("too many controllers ({CONTROLLERS_MAX}): disconnect one first")]
     Full,
@@ -127,7 +133,7 @@ impl<R: Region> Shared<R> {
     /// [`choose_cntlid`](Self::choose_cntlid). `now` is in ns.
     ///
     /// # Errors
-    /// [`AttachError::Full`].
+    /// [`AttachError::Full`], [`AttachError::NotAllowed`], [`AttachError::Draining`].
     pub(in crate::target) fn attach_admin(
         &mut self,
         conn: ConnId,
@@ -136,6 +142,13 @@ impl<R: Region> Shared<R> {
         discovery: bool,
         now: u64,
     ) -> Result<Attached, AttachError> {
+        // A change of the allowed hosts ends the controllers that it finds.
+        if !discovery && !self.allows(host.0) {
+            return Err(AttachError::NotAllowed);
+        }
+        if !discovery && !self.takes_host(host.0, now) {
+            return Err(AttachError::Draining);
+        }
         // The id may have been used meanwhile only if all others have been used since.
         if self.controllers.len() >= CONTROLLERS_MAX || self.controllers.contains_key(&cntlid) {
             return Err(AttachError::Full);
@@ -266,6 +279,7 @@ impl<R: Region> Shared<R> {
             }
         }
         self.writers.remove(conn);
+        self.retirements.forget(conn);
         self.capsule_bytes -= entry.capsule_bytes;
         for conns in self.conns_awaiting_change.values_mut() {
             conns.retain(|other| *other != conn);

@@ -5,6 +5,7 @@
 //! then wakes the other connection, which may belong to another core.
 
 use alloc::collections::BTreeSet;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use riopipe_nvme::command::AbortTarget;
@@ -53,6 +54,16 @@ pub enum Notice {
     },
     /// A drive has changed in a way for which this connection waits.
     DriveChanged(DriveChange),
+    /// The target is being drained. For admin queues.
+    Draining,
+    /// Namespaces have come or gone.
+    NamespacesChanged {
+        /// The number of the change, to acknowledge when the connection uses no namespace any more
+        /// that is gone.
+        number: u64,
+        /// The ids of the namespaces.
+        nsids: Arc<[u32]>,
+    },
 }
 
 /// A change of a drive for which connections wait.
@@ -214,7 +225,7 @@ impl<R: Region> Shared<R> {
     }
 
     /// Takes the list of the connections for which a notice was left, and which must be woken.
-    pub(in crate::target) fn take_conns_to_wake(&mut self) -> Vec<ConnId> {
+    pub fn take_conns_to_wake(&mut self) -> Vec<ConnId> {
         core::mem::take(&mut self.conns_to_wake)
     }
 

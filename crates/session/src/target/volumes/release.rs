@@ -248,6 +248,11 @@ impl<R: Region> Volumes<R> {
         self.free_expired(|_| true, namespaces, now);
     }
 
+    /// Sets the guards after namespaces have come.
+    pub(in crate::target) fn guard_again(&self, namespaces: &Namespaces) {
+        self.update_guards(namespaces);
+    }
+
     /// Sets the guard of every namespace, according to the state of its volumes (trap T21).
     pub(super) fn update_guards(&self, namespaces: &Namespaces) {
         for namespace in namespaces.iter() {
