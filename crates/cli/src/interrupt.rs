@@ -68,9 +68,14 @@ impl Interrupt {
     /// # Errors
     /// The system refuses the handlers.
     pub fn watch_silently() -> Result<Self, Failure> {
+        Self::watch_only(&watched())
+    }
+
+    /// As [`watch_silently`](Self::watch_silently), for these signals.
+    fn watch_only(signals: &[c_int]) -> Result<Self, Failure> {
         let interrupt = Self::default();
         let requested = &interrupt.0.requested;
-        for signal in watched() {
+        for &signal in signals {
             let code = Code::Interrupted as i32;
             flag::register_conditional_shutdown(signal, code, Arc::clone(requested))
                 .and_then(|_| flag::register(signal, Arc::clone(requested)))
@@ -122,7 +127,20 @@ impl Interrupt {
 
 /// The signal that ends a server.
 #[derive(Debug)]
-pub struct Stop(Signals);
+pub struct Stop {
+    signals: Signals,
+    /// SIGHUP does not end the server.
+    reloads: bool,
+}
+
+/// A signal that a server has received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// It ends the server. Its name.
+    Stop(&'static str),
+    /// SIGHUP, which makes the server read its configuration again.
+    Reload,
+}
 
 impl Stop {
     /// Watches for the signals; a second one ends the process at once, also while the server starts
@@ -132,13 +150,34 @@ impl Stop {
     /// The system refuses the handlers.
     pub fn watch() -> Result<Self, Failure> {
         Interrupt::watch_silently()?;
-        Signals::new(watched()).map(Self).map_err(|error| refused(&error))
+        let signals = Signals::new(watched()).map_err(|error| refused(&error))?;
+        Ok(Self { signals, reloads: false })
+    }
+
+    /// As [`watch`](Self::watch), for a server that reads its configuration again on SIGHUP, even
+    /// if that was ignored at the start.
+    ///
+    /// # Errors
+    /// The system refuses the handlers.
+    pub fn watch_with_reload() -> Result<Self, Failure> {
+        Interrupt::watch_only(&[SIGINT, SIGTERM])?;
+        let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(|error| refused(&error))?;
+        Ok(Self { signals, reloads: true })
+    }
+
+    /// The next signal that has come; `None` if none has.
+    pub fn received(&mut self) -> Option<Received> {
+        let signal = self.signals.pending().next()?;
+        Some(match signal {
+            SIGHUP if self.reloads => Received::Reload,
+            signal => Received::Stop(name(signal)),
+        })
     }
 
     /// Waits for a signal, and returns its name; `None` once `alive` returns false.
     pub fn wait_while(&mut self, alive: impl Fn() -> bool) -> Option<&'static str> {
         loop {
-            if let Some(signal) = self.0.pending().next() {
+            if let Some(signal) = self.signals.pending().next() {
                 return Some(name(signal));
             }
             if !alive() {
@@ -155,7 +194,7 @@ impl Stop {
     pub fn note_next(mut self, output: &Output, note: &'static str) -> Result<(), Failure> {
         let output = *output;
         let notes = move || {
-            if let Some(signal) = self.0.forever().next() {
+            if let Some(signal) = self.signals.forever().next() {
                 output.note(format!("rio: {}: {note}", name(signal)));
             }
         };
@@ -164,8 +203,8 @@ impl Stop {
     }
 }
 
-/// Interval in which a server checks whether it should end.
-const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// Interval in which a server checks whether it should end, and what else it has to do.
+pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Interval in which an interrupted command prints what it waits for.
 const NOTE_INTERVAL: Duration = Duration::from_secs(5);
 

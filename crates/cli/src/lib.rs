@@ -8,6 +8,7 @@
 pub mod args;
 pub mod commands;
 pub mod connect;
+mod control_socket;
 pub mod failure;
 pub mod file_copy;
 pub mod file_header;
@@ -21,6 +22,7 @@ mod metrics_server;
 pub mod output;
 pub mod own_targets;
 pub mod progress;
+mod service_manager;
 pub mod stage_table;
 mod standard_stream;
 mod terminal;

@@ -275,7 +275,7 @@ fn a_host_that_may_not_connect_any_more_is_ended() {
     let data = peer::connect_data(peer::DISCOVERY_NQN, HOSTNQN, HOSTID, 0xffff);
     assert_eq!(w.call(discovery, peer::connect(0, 0, 31, 0), &data).status, 0);
     let hosts =
-        |hosts: Option<Vec<String>>| Change { allowed_hosts: Some(hosts), ..Change::default() };
+        |access: Arc<Access>| Change { access: Some(access), ..Change::default() };
     let generation = w.host.shared.discovery_generation();
     change(&mut w, hosts(Access::by_name([RIVAL.to_owned()]))).unwrap();
     for ended in [admin, io] {

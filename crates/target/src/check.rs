@@ -177,6 +177,7 @@ pub fn check(config: &Config) -> Report {
         DEFAULT_DISCOVERY_PORT,
         &mut report,
     ));
+    report.notes.extend(config.remarks.iter().cloned());
     let notes = access_notes(config, &addresses).into_iter();
     report.notes.extend(notes.map(|(place, note)| Problem::new(place, note, "")));
     report.problems.extend(same_media(&checked.namespaces, 0, config.log.as_deref()));

@@ -34,7 +34,7 @@ pub(crate) struct CheckedConfig {
 }
 
 /// One namespace with all of its identifiers.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct CheckedNamespace {
     pub(crate) nsid: u32,
     /// The specification of the drive.
@@ -45,6 +45,13 @@ pub(crate) struct CheckedNamespace {
     pub(crate) has_uuid: bool,
     /// Whether the configuration gives the NGUID.
     pub(crate) has_nguid: bool,
+}
+
+impl CheckedNamespace {
+    /// Whether the configuration gives this namespace the same identifiers as the other.
+    pub(crate) fn has_identity_of(&self, other: &Self) -> bool {
+        (self.id, self.has_uuid, self.has_nguid) == (other.id, other.has_uuid, other.has_nguid)
+    }
 }
 
 impl CheckedConfig {

@@ -3,6 +3,7 @@
 use riopipe_session::target::limits::{IO_QUEUES_MAX, MEMORY_BYTES};
 use serde::{Deserialize, Serialize};
 
+use crate::check::Problem;
 use crate::secrets::DhchapOptions;
 
 /// The configuration of a target, from options or a file.
@@ -84,6 +85,12 @@ pub struct Config {
     /// as `127.0.0.1:9420`; port 0 takes a free one. Not served if absent. The target itself serves
     /// nothing there: see [`Running::stat_source`](crate::Running::stat_source).
     pub metrics: Option<String>,
+    /// Path of the socket at which the program that runs the target takes commands, such as
+    /// `/run/rio/target.sock`. None if absent.
+    pub control: Option<String>,
+    /// Remarks on the file that this configuration is from: what it asks for and does not get.
+    #[serde(skip)]
+    pub remarks: Vec<Problem>,
 }
 
 /// One namespace.
@@ -158,6 +165,8 @@ impl Default for Config {
             memory_mib: MEMORY_BYTES >> 20,
             grace_ms: 1000,
             metrics: None,
+            control: None,
+            remarks: Vec::new(),
         }
     }
 }
@@ -206,6 +215,7 @@ mod tests {
             spin_us = 50
             require_header_digest = true
             metrics = "127.0.0.1:9420"
+            control = "/run/rio/target.sock"
 
             [[namespaces]]
             drive = "mem:1G"
@@ -222,6 +232,7 @@ mod tests {
         assert!(config.create && !Config::default().create);
         assert!(config.require_header_digest && !config.require_data_digest);
         assert_eq!(config.metrics.as_deref(), Some("127.0.0.1:9420"));
+        assert_eq!(config.control.as_deref(), Some("/run/rio/target.sock"));
         assert_eq!(Config::from_toml("").unwrap(), Config::default());
     }
 

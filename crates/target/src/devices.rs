@@ -21,6 +21,7 @@ use crate::exponents::Exponents;
 use crate::hosts::Hosts;
 use crate::log::{Log, WatchedPart};
 use crate::mail::Mailboxes;
+use crate::removed_drive::RemovedDrive;
 use crate::shared::{SharedState, lock};
 use crate::tcp::Tcp;
 
@@ -70,6 +71,10 @@ pub(crate) struct DriveQueue {
 }
 
 impl DriveQueue {
+    fn new(queue: Box<dyn Queue>, counters: Arc<Counters>) -> Self {
+        Self { queue: BoundedDevice::new(queue, QUEUE_DEPTH, AlignedBuf::copy_of), counters }
+    }
+
     /// Counts and logs the failure of an operation that has failed within its call.
     #[inline]
     fn report_if_failed(&self, submitted: Submitted) -> Submitted {
@@ -171,16 +176,46 @@ impl BlockDevice for DriveQueue {
 
 impl Devices {
     pub(crate) fn new(queues: Vec<Box<dyn Queue>>, parts: DevicesParts) -> Self {
-        let drives = queues.into_iter().zip(&parts.drive_counters).map(|(queue, counters)| {
-            let queue = BoundedDevice::new(queue, QUEUE_DEPTH, AlignedBuf::copy_of);
-            DriveQueue { queue, counters: Arc::clone(counters) }
-        });
+        let drives = queues
+            .into_iter()
+            .zip(&parts.drive_counters)
+            .map(|(queue, counters)| DriveQueue::new(queue, Arc::clone(counters)));
         Self {
             drives: drives.collect(),
             parts,
             connected_host: None,
             now: riopipe_platform::now_ns(),
             completions: Vec::new(),
+        }
+    }
+
+    /// Adds the queue of the drive of a namespace, at the namespace's index. Returns the descriptor
+    /// to watch, if the queue has one.
+    pub(crate) fn add_drive(
+        &mut self,
+        index: usize,
+        queue: Box<dyn Queue>,
+        counters: Arc<Counters>,
+    ) -> Option<std::os::fd::RawFd> {
+        // A place may be free because an earlier addition was taken back.
+        while self.drives.len() <= index {
+            self.drives.push(DriveQueue::new(Box::new(RemovedDrive), Arc::default()));
+        }
+        self.drives[index] = DriveQueue::new(queue, counters);
+        self.drives[index].queue.event_fd()
+    }
+
+    /// Drops the queue of a drive if none of its operations is in flight. Returns whether it is
+    /// dropped.
+    pub(crate) fn remove_drive(&mut self, index: usize) -> bool {
+        match self.drives.get_mut(index) {
+            Some(drive) if drive.in_flight() > 0 => false,
+            Some(drive) => {
+                let counters = Arc::clone(&drive.counters);
+                *drive = DriveQueue::new(Box::new(RemovedDrive), counters);
+                true
+            }
+            None => true,
         }
     }
 

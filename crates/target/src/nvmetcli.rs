@@ -4,14 +4,21 @@
 //!
 //! ```text
 //! hosts[]:      nqn, dhchap, dhchap_key (refused)
-//! ports[]:      portid, addr { adrfam, traddr, trsvcid, trtype }, subsystems[]
+//! ports[]:      portid, addr { adrfam, traddr, trsvcid, trtype, treq, tsas }, subsystems[],
+//!               allowed_hosts[]
 //! subsystems[]: nqn, attr { allow_any_host, serial, model }, allowed_hosts[], namespaces[]
 //! namespaces[]: nsid, enable, device { path, uuid, nguid }
 //! ```
+//!
+//! Other keys are remarked on, unless they have the value that nvmetcli writes without being asked.
+//! A key that would let more hosts in if it were ignored is an error.
+
+mod unused;
 
 use riopipe_media::spec::escape_commas;
 use serde::Deserialize;
 
+use self::unused::{Keys, Remarks};
 use crate::config::{Config, NamespaceOptions};
 
 /// The reason why such a file was not accepted.
@@ -34,6 +41,15 @@ pub enum JsonError {
         /// Transport of the port.
         trtype: String,
     },
+    /// A port asks for TLS.
+    #[error(
+        "port {portid} asks for TLS (tsas or treq): this target has none, and would be open \
+         without it; remove the key if the network keeps others away"
+    )]
+    Tls {
+        /// Number of the port.
+        portid: u16,
+    },
     /// No port offers the subsystem.
     #[error("no port lists subsystem {0:?}: add it to a port's \"subsystems\"")]
     NoPort(String),
@@ -45,8 +61,7 @@ pub enum JsonError {
     Secret(String),
 }
 
-/// The whole file. Other features of the kernel's target (ANA, passthrough, offload) are ignored if
-/// they do not affect the data.
+/// The whole file.
 #[derive(Deserialize)]
 struct File {
     #[serde(default)]
@@ -55,15 +70,20 @@ struct File {
     ports: Vec<Port>,
     #[serde(default)]
     subsystems: Vec<Subsystem>,
+    #[serde(flatten)]
+    other: Keys,
 }
 
-/// A host, with the keys that versions of nvmetcli write for its secret.
+/// A host that the kernel's target knows, with the keys that versions of nvmetcli write for its
+/// secret. Another list allows it.
 #[derive(Deserialize)]
 struct Host {
     #[serde(default)]
     nqn: String,
     dhchap: Option<serde::de::IgnoredAny>,
     dhchap_key: Option<serde::de::IgnoredAny>,
+    #[serde(flatten)]
+    other: Keys,
 }
 
 #[derive(Deserialize)]
@@ -73,6 +93,11 @@ struct Port {
     addr: Address,
     #[serde(default)]
     subsystems: Vec<String>,
+    /// The hosts that may use the port, if it has a list of its own.
+    #[serde(default)]
+    allowed_hosts: Option<Vec<String>>,
+    #[serde(flatten)]
+    other: Keys,
 }
 
 #[derive(Deserialize)]
@@ -80,8 +105,31 @@ struct Address {
     #[serde(default)]
     adrfam: String,
     traddr: String,
+    #[serde(deserialize_with = "text_or_number")]
     trsvcid: String,
     trtype: String,
+    /// Whether the port needs a secure channel.
+    #[serde(default)]
+    treq: String,
+    /// The secure channel: `none` or a version of TLS.
+    #[serde(default)]
+    tsas: String,
+    #[serde(flatten)]
+    other: Keys,
+}
+
+/// People write the port as a number.
+fn text_or_number<'de, D: serde::Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Port {
+        Text(String),
+        Number(u16),
+    }
+    Ok(match Port::deserialize(from)? {
+        Port::Text(text) => text,
+        Port::Number(number) => number.to_string(),
+    })
 }
 
 #[derive(Deserialize)]
@@ -93,6 +141,8 @@ struct Subsystem {
     allowed_hosts: Vec<String>,
     #[serde(default)]
     namespaces: Vec<Namespace>,
+    #[serde(flatten)]
+    other: Keys,
 }
 
 #[derive(Default, Deserialize)]
@@ -101,6 +151,8 @@ struct Attributes {
     allow_any_host: Switch,
     serial: Option<String>,
     model: Option<String>,
+    #[serde(flatten)]
+    other: Keys,
 }
 
 /// A value that is on or off: `1` and `0`, or a Boolean. nvmetcli writes the numbers as text,
@@ -133,6 +185,8 @@ struct Namespace {
     #[serde(default = "enabled")]
     enable: Switch,
     device: Device,
+    #[serde(flatten)]
+    other: Keys,
 }
 
 const fn enabled() -> Switch {
@@ -144,6 +198,8 @@ struct Device {
     path: String,
     uuid: Option<String>,
     nguid: Option<String>,
+    #[serde(flatten)]
+    other: Keys,
 }
 
 /// Parses the text of a file into the configuration of a target.
@@ -160,10 +216,11 @@ pub(crate) fn parse(text: &str) -> Result<Config, JsonError> {
         return Err(JsonError::Subsystems(file.subsystems.len()));
     }
     let subsystem = file.subsystems.remove(0);
-    let listen = listen_addresses(&file.ports, &subsystem.nqn)?;
-    if listen.is_empty() {
-        return Err(JsonError::NoPort(subsystem.nqn));
-    }
+    let mut remarks = Remarks::default();
+    let ports = ports_of(&file.ports, &subsystem.nqn, &mut remarks)?;
+    let listen = ports.iter().map(|port| port.addr.listen()).collect();
+    let hosts = allowed_hosts(&subsystem, &ports, &file.hosts, &mut remarks);
+    remark_on_unused(&file, &subsystem, &mut remarks);
     let enabled_namespaces =
         subsystem.namespaces.into_iter().filter(|namespace| namespace.enable.is_on());
     let namespaces = enabled_namespaces.map(|Namespace { nsid, device, .. }| NamespaceOptions {
@@ -173,34 +230,126 @@ pub(crate) fn parse(text: &str) -> Result<Config, JsonError> {
         nguid: present_id(device.nguid),
     });
     let defaults = Config::default();
-    let admits_all_hosts = subsystem.attr.allow_any_host.is_on();
     Ok(Config {
         listen,
         subnqn: Some(subsystem.nqn),
         serial: subsystem.attr.serial,
         model: subsystem.attr.model.unwrap_or(defaults.model),
-        hosts: if admits_all_hosts { None } else { Some(subsystem.allowed_hosts) },
+        hosts,
         namespaces: namespaces.collect(),
+        remarks: remarks.into_problems(),
         ..Config::default()
     })
 }
 
-/// The addresses of all ports that list the subsystem `nqn`.
-fn listen_addresses(ports: &[Port], nqn: &String) -> Result<Vec<String>, JsonError> {
-    let mut addresses = Vec::new();
-    for port in ports.iter().filter(|port| port.subsystems.contains(nqn)) {
-        let Address { adrfam, traddr, trsvcid, trtype } = &port.addr;
-        if trtype != "tcp" {
-            return Err(JsonError::Transport { portid: port.portid, trtype: trtype.clone() });
-        }
-        let is_ipv6 = adrfam == "ipv6" || traddr.contains(':');
-        addresses.push(if is_ipv6 {
-            format!("[{traddr}]:{trsvcid}")
-        } else {
-            format!("{traddr}:{trsvcid}")
-        });
+/// The TCP ports that list the subsystem `nqn`.
+fn ports_of<'a>(
+    ports: &'a [Port],
+    nqn: &String,
+    remarks: &mut Remarks,
+) -> Result<Vec<&'a Port>, JsonError> {
+    let offering: Vec<&Port> = ports.iter().filter(|port| port.subsystems.contains(nqn)).collect();
+    let (tcp, others): (Vec<&Port>, Vec<&Port>) =
+        offering.into_iter().partition(|port| port.addr.trtype == "tcp");
+    if let Some(port) = tcp.iter().find(|port| port.addr.needs_tls()) {
+        return Err(JsonError::Tls { portid: port.portid });
     }
-    Ok(addresses)
+    match (tcp.is_empty(), others.first()) {
+        (true, None) => Err(JsonError::NoPort(nqn.clone())),
+        (true, Some(Port { portid, addr, .. })) => {
+            Err(JsonError::Transport { portid: *portid, trtype: addr.trtype.clone() })
+        }
+        (false, _) => {
+            for Port { portid, addr, .. } in others {
+                let what = format!("transport {:?}: a Rio target speaks tcp only", addr.trtype);
+                remarks.add(format!("port {portid}"), what, "the port is left out");
+            }
+            Ok(tcp)
+        }
+    }
+}
+
+impl Address {
+    fn listen(&self) -> String {
+        let Self { adrfam, traddr, trsvcid, .. } = self;
+        match adrfam == "ipv6" || traddr.contains(':') {
+            true => format!("[{traddr}]:{trsvcid}"),
+            false => format!("{traddr}:{trsvcid}"),
+        }
+    }
+
+    /// Whether hosts without TLS are to be refused.
+    fn needs_tls(&self) -> bool {
+        self.treq == "required" || !matches!(self.tsas.as_str(), "" | "none")
+    }
+}
+
+/// The hosts that may connect; `None` for any. The target has one list for all of its ports, so a
+/// host that a port does not allow is left out.
+fn allowed_hosts(
+    subsystem: &Subsystem,
+    ports: &[&Port],
+    known: &[Host],
+    remarks: &mut Remarks,
+) -> Option<Vec<String>> {
+    let of_ports: Vec<&Vec<String>> =
+        ports.iter().filter_map(|port| port.allowed_hosts.as_ref()).collect();
+    let admits_any = subsystem.attr.allow_any_host.is_on();
+    if admits_any && !subsystem.allowed_hosts.is_empty() {
+        let what = "allowed_hosts beside allow_any_host, which takes precedence";
+        remarks.add("subsystem", what, "set allow_any_host to 0 to admit only the list");
+    }
+    let mut hosts = match (admits_any, of_ports.first()) {
+        (true, None) => return None,
+        (true, Some(first)) => (*first).clone(),
+        (false, _) => subsystem.allowed_hosts.clone(),
+    };
+    let mut seen = Vec::new();
+    hosts.retain(|host| {
+        let is_new = !seen.contains(host);
+        seen.push(host.clone());
+        is_new
+    });
+    let before = hosts.len();
+    hosts.retain(|host| of_ports.iter().all(|allowed| allowed.contains(host)));
+    if !of_ports.is_empty() {
+        let what = format!(
+            "a port has a list of hosts: {} hosts are admitted, on all ports, which every list \
+             allows",
+            hosts.len()
+        );
+        let advice = match before == hosts.len() {
+            true => "",
+            false => "start a target for each port to tell their hosts apart",
+        };
+        remarks.add("allowed_hosts", what, advice);
+    }
+    if !known.is_empty() {
+        for host in hosts.iter().filter(|host| known.iter().all(|known| known.nqn != **host)) {
+            let what = format!("allowed host {host:?} is not among the file's hosts");
+            remarks.add("hosts", what, "it is admitted even so; is its name right?");
+        }
+    }
+    Some(hosts)
+}
+
+/// Remarks on the keys that have no meaning here.
+fn remark_on_unused(file: &File, subsystem: &Subsystem, remarks: &mut Remarks) {
+    remarks.add_unused("file", &file.other);
+    for (index, host) in file.hosts.iter().enumerate() {
+        remarks.add_unused(format!("hosts[{index}]"), &host.other);
+    }
+    for port in &file.ports {
+        remarks.add_unused(format!("port {}", port.portid), &port.other);
+        remarks.add_unused(format!("port {}, addr", port.portid), &port.addr.other);
+    }
+    remarks.add_unused("subsystem", &subsystem.other);
+    remarks.add_unused("subsystem, attr", &subsystem.attr.other);
+    for namespace in &subsystem.namespaces {
+        let place = format!("namespace {}", namespace.nsid);
+        remarks.add_unused(place.clone(), &namespace.other);
+        remarks.add_unused(format!("{place}, device"), &namespace.device.other);
+    }
 }
 
 /// The specification of the drive at an absolute path. Any other text is a specification already.
@@ -273,9 +422,100 @@ mod tests {
             let error = parse(&secret).unwrap_err();
             assert!(matches!(error, JsonError::Secret(_)), "{error}");
         }
+        for (key, value) in [("treq", "required"), ("tsas", "tls1.3")] {
+            let mut file: serde_json::Value = serde_json::from_str(SAVED).unwrap();
+            file["ports"][0]["addr"][key] = value.into();
+            let refused = parse(&file.to_string());
+            assert!(matches!(refused, Err(JsonError::Tls { portid: 2 })), "{key}");
+        }
         let nowhere = SAVED.replace(r#""subsystems": ["testnqn"]"#, r#""subsystems": []"#);
         assert!(matches!(parse(&nowhere), Err(JsonError::NoPort(_))));
         assert!(matches!(parse("{}"), Err(JsonError::Subsystems(0))));
         assert!(matches!(parse("[1]"), Err(JsonError::Shape(_))));
+    }
+
+    fn remarks(file: &serde_json::Value) -> Vec<String> {
+        let config = parse(&file.to_string()).unwrap();
+        config.remarks.iter().map(ToString::to_string).collect()
+    }
+
+    fn saved() -> serde_json::Value {
+        serde_json::from_str(SAVED).unwrap()
+    }
+
+    #[test]
+    fn keys_without_a_meaning_are_remarked_on() {
+        assert_eq!(
+            remarks(&saved()),
+            [
+                "port 2: param: no meaning for a Rio target",
+                "subsystem, attr: cntlid_max, cntlid_min, version: no meaning for a Rio target",
+            ]
+        );
+        let mut file = saved();
+        file["ports"][0]["ana_groups"][0]["ana"]["state"] = "inaccessible".into();
+        file["subsystems"][0]["namespaces"][0]["resv_enable"] = 1.into();
+        file["subsystems"][0]["passthru"] = serde_json::json!({"enable": 0});
+        file["hosts"][0]["alias"] = "first".into();
+        file["comment"] = "of the operator".into();
+        let all = remarks(&file).join("\n");
+        for words in [
+            "file: comment:",
+            "hosts[0]: alias:",
+            "port 2: ana_groups, param:",
+            "subsystem: passthru:",
+            "namespace 1: resv_enable:",
+        ] {
+            assert!(all.contains(words), "no {words:?} in {all}");
+        }
+    }
+
+    #[test]
+    fn ports_of_other_transports_are_left_out() {
+        let mut file = saved();
+        let mut rdma = file["ports"][0].clone();
+        rdma["addr"]["trtype"] = "rdma".into();
+        rdma["portid"] = 3.into();
+        let mut second = file["ports"][0].clone();
+        // As people write it.
+        second["addr"]["trsvcid"] = 4421.into();
+        second["addr"]["traddr"] = "fd00::1".into();
+        let ports = file["ports"].as_array_mut().unwrap();
+        ports.extend([rdma, second]);
+        let config = parse(&file.to_string()).unwrap();
+        assert_eq!(config.listen, ["10.0.0.3:4420", "[fd00::1]:4421"]);
+        assert!(remarks(&file)[0].starts_with("port 3: transport \"rdma\""));
+    }
+
+    /// Never more hosts than the file admits.
+    #[test]
+    fn lists_of_hosts_of_ports_restrict_those_of_the_subsystem() {
+        let (a, b) = ("nqn.2026-01.io.example:host", "nqn.2026-01.io.example:other");
+        let hosts = |any: &str, subsystem: &[&str], ports: &[&[&str]]| {
+            let mut file = saved();
+            file["subsystems"][0]["attr"]["allow_any_host"] = any.into();
+            file["subsystems"][0]["allowed_hosts"] = subsystem.into();
+            let port = file["ports"][0].clone();
+            file["ports"] = ports
+                .iter()
+                .map(|allowed| {
+                    let mut port = port.clone();
+                    port["allowed_hosts"] = (*allowed).into();
+                    port
+                })
+                .collect();
+            parse(&file.to_string()).unwrap().hosts
+        };
+        let some = |hosts: &[&str]| Some(hosts.iter().map(|host| (*host).to_owned()).collect());
+        assert_eq!(hosts("0", &[a, b], &[&[a]]), some(&[a]));
+        assert_eq!(hosts("0", &[a, b, a], &[&[a, b], &[b]]), some(&[b]));
+        assert_eq!(hosts("1", &[], &[&[a]]), some(&[a]));
+        assert_eq!(hosts("1", &[], &[&[a], &[b]]), some(&[]));
+        let mut file = saved();
+        file["subsystems"][0]["allowed_hosts"] = [a, b].as_slice().into();
+        assert!(remarks(&file)[0].contains("other\" is not among the file's hosts"));
+        file["subsystems"][0]["attr"]["allow_any_host"] = "1".into();
+        assert_eq!(parse(&file.to_string()).unwrap().hosts, None);
+        assert!(remarks(&file)[0].contains("takes precedence"));
     }
 }

@@ -26,6 +26,8 @@ use riopipe_session::target::{
 
 use crate::control::{Control, Shutdown};
 use crate::devices::{Devices, DevicesParts, ReactorMailboxes};
+use crate::heartbeat::Heartbeat;
+use crate::queue_requests::{AskedRequest, QueueRequest, RequestReceiver};
 use crate::sweep::Sweep;
 use crate::tcp::{RECEIVES_MAX, Tcp};
 
@@ -55,6 +57,8 @@ pub(crate) struct ReactorParts {
     pub(crate) listeners: Vec<Listener>,
     pub(crate) devices: DevicesParts,
     pub(crate) control: Arc<Control>,
+    pub(crate) heartbeat: Arc<Heartbeat>,
+    pub(crate) requests: RequestReceiver,
     pub(crate) spin: SpinPolicy,
 }
 
@@ -71,6 +75,10 @@ pub(crate) struct Reactor {
     is_accept_failing: bool,
     mailboxes: Arc<ReactorMailboxes>,
     control: Arc<Control>,
+    heartbeat: Arc<Heartbeat>,
+    requests: RequestReceiver,
+    /// The requests to remove a queue that has operations in flight.
+    removals: Vec<AskedRequest>,
     spin: AdaptiveSpin,
     sweep: Sweep,
 }
@@ -94,6 +102,9 @@ impl Reactor {
             is_accept_failing: false,
             mailboxes,
             control: parts.control,
+            heartbeat: parts.heartbeat,
+            requests: parts.requests,
+            removals: Vec::new(),
             spin: AdaptiveSpin::new(parts.spin),
             sweep: Sweep::default(),
         })
@@ -184,6 +195,8 @@ impl Reactor {
         // reactor sleeps.
         let mut has_work = woken;
         if woken {
+            self.heartbeat.answer(self.core.index());
+            self.take_requests();
             for message in self.mailboxes.take(self.core.index()) {
                 self.core.message(message, &mut self.devices);
             }
@@ -214,6 +227,43 @@ impl Reactor {
             }
         }
         Ok(has_work)
+    }
+
+    /// Carries out the requests to add and remove queues.
+    #[cold]
+    fn take_requests(&mut self) {
+        while let Ok((request, answer)) = self.requests.try_recv() {
+            match request {
+                QueueRequest::Add { index, queue, counters } => {
+                    let watched = match self.devices.add_drive(index, queue, counters) {
+                        // SAFETY: the queue owns the descriptor, and `devices` has the queue until
+                        // the poller is asked no more, or the queue closes the descriptor, which
+                        // ends the watch. The poller only watches the descriptor.
+                        Some(fd) => self.poller.add_edge(
+                            unsafe { BorrowedFd::borrow_raw(fd) },
+                            FIRST_DRIVE_TOKEN + index as u64,
+                        ),
+                        None => Ok(()),
+                    };
+                    // The answer of a request that was given up has no receiver any more.
+                    let _ = answer.send(watched.map_err(|error| error.to_string()));
+                }
+                removal @ QueueRequest::Remove { .. } => self.removals.push((removal, answer)),
+            }
+        }
+        self.remove_idle_queues();
+    }
+
+    /// Drops the queues that are to be removed and have no operation in flight.
+    fn remove_idle_queues(&mut self) {
+        let devices = &mut self.devices;
+        self.removals.retain(|(request, answer)| match request {
+            QueueRequest::Remove { index } if !devices.remove_drive(*index) => true,
+            _ => {
+                let _ = answer.send(Ok(()));
+                false
+            }
+        });
     }
 
     /// From now on polls the connection's socket directly, unless too many sockets are polled so.
@@ -355,6 +405,9 @@ impl Reactor {
                 Action::EndMoves => self.mailboxes.announce_end(self.core.index()),
                 Action::Drop(connection) => drop(connection),
             }
+        }
+        if !self.removals.is_empty() {
+            self.remove_idle_queues();
         }
         let (core, now) = (&self.core, self.devices.now);
         self.hot.retain(|key| {

@@ -1,7 +1,7 @@
 //! Counters of a target, and the times of its ordered writes.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use riopipe_metrics::{StageStat, Start, with_shares};
 use riopipe_session::stages::{ONE_IN, Stages};
@@ -9,6 +9,7 @@ use riopipe_session::target::VolumeUsage;
 use serde::{Deserialize, Serialize};
 
 use crate::counters::{Counter, Counters};
+use crate::drive_counters::DriveCounters;
 use crate::hosts::Hosts;
 use crate::log::Log;
 use crate::log_fill::LogStat;
@@ -121,10 +122,8 @@ pub(crate) struct MetricsSource {
     pub(crate) shared: SharedState,
     /// The counters of each reactor.
     pub(crate) counters: Vec<Arc<Counters>>,
-    /// The namespace identifiers, in order.
-    pub(crate) namespaces: Vec<u32>,
-    /// The counters of each reactor for each drive, in the order of the namespaces.
-    pub(crate) drives: Vec<Vec<Arc<Counters>>>,
+    /// The counters of the namespaces.
+    pub(crate) drives: Mutex<DriveCounters>,
     pub(crate) hosts: Arc<Hosts>,
     pub(crate) stages: Arc<Stages>,
     /// The ordering log, if there is one that is still open. The metrics do not keep it open.
@@ -140,20 +139,21 @@ impl MetricsSource {
             .iter()
             .map(|counter| (counter.name().to_owned(), of_reactors(*counter)))
             .collect();
-        let namespaces: Vec<PartStat> = (0..)
-            .zip(&self.namespaces)
-            .map(|(i, nsid)| {
-                let of_drive = |counter: Counter| {
-                    self.drives.iter().map(|drives| drives[i].get(counter)).sum()
-                };
-                let counters = Counter::OF_DRIVE
-                    .iter()
-                    .map(|counter| (counter.name().to_owned(), of_drive(*counter)));
-                PartStat { name: nsid.to_string(), connections: None, counters: counters.collect() }
-            })
-            .collect();
-        for namespace in &namespaces {
-            add_to(&mut counters, &namespace.counters);
+        let named = |values: [u64; Counter::OF_DRIVE.len()]| -> BTreeMap<String, u64> {
+            let names = Counter::OF_DRIVE.iter().map(|counter| counter.name().to_owned());
+            names.zip(values).collect()
+        };
+        let (namespaces, former): (Vec<PartStat>, _) = {
+            let drives = self.drives.lock().unwrap_or_else(PoisonError::into_inner);
+            let part = |(nsid, values): (u32, _)| PartStat {
+                name: nsid.to_string(),
+                connections: None,
+                counters: named(values),
+            };
+            (drives.namespaces().map(part).collect(), named(*drives.former()))
+        };
+        for part in namespaces.iter().map(|namespace| &namespace.counters).chain([&former]) {
+            add_to(&mut counters, part);
         }
         let (connections, usage, log) = {
             let shared = lock(&self.shared);

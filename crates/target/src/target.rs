@@ -8,14 +8,19 @@
 //! 4. the reactors, one thread each.
 //!
 //! [`Running::stop`] ends the reactors, flushes the drives, and writes the log back.
+//! [`Running::reload`] (`target/reload.rs`) changes namespaces and hosts in between.
+
+mod reload;
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use riopipe_media::survival::Survival;
-use riopipe_media::{Blocking, Drive, IoError, Queue, file_to_create, open_drive_within};
+use riopipe_media::{
+    Blocking, Drive, IoError, MediumPlace, Queue, file_to_create, open_drive_within,
+};
 use riopipe_metrics::{Start, StatSource};
 use riopipe_net::{ListenError, Listener, Poller, PollerError, SpinPolicy, pin_to_core};
 use riopipe_order::region::RegionError;
@@ -23,7 +28,7 @@ use riopipe_order::write_order::DriveOrder;
 use riopipe_session::stages::Stages;
 use riopipe_session::target::{
     CoreConfig, DiscoveryPort, Identity, LabelledDrive, NamespaceConfig, NamespaceIdError,
-    Namespaces, PendingLimits, Places, QueueCounts, Shared,
+    Namespaces, OpenVolume, PendingLimits, Places, QueueCounts, Shared,
 };
 
 use crate::access::access_notes;
@@ -33,16 +38,22 @@ use crate::config::{Config, DEFAULT_DISCOVERY_PORT, DEFAULT_PORT, DEFAULT_SPIN_U
 use crate::control::{Control, Shutdown};
 use crate::counters::Counters;
 use crate::devices::{DevicesParts, QUEUE_DEPTH, ReactorMailboxes};
+use crate::drive_counters::DriveCounters;
 use crate::drive_identity::{IdentityError, ShownIdentity, identify};
 use crate::exponents::Exponents;
+use crate::heartbeat::Heartbeat;
 use crate::log::{Log, LogOpenError, check_size, end_unused_service, open_volumes};
 use crate::mail::Mailboxes;
+use crate::queue_requests::{QueueRequests, RequestReceiver};
 use crate::reactor::{Reactor, ReactorParts};
 use crate::same_media::same_media;
 use crate::secrets;
 use crate::shared::{SharedState, end_service, lock};
 use crate::stat::{MetricsSource, Stat};
 use riopipe_platform::crc32c;
+
+use self::reload::RetiringDrive;
+pub use self::reload::{ReloadError, ReloadOptions, Reloaded};
 
 /// Length of the firmware revision (FR) in NVMe's Identify Controller data structure, in bytes.
 const FIRMWARE_BYTES_MAX: usize = 8;
@@ -167,11 +178,20 @@ pub struct Running {
     promises: Vec<Promise>,
     shared: SharedState,
     control: Arc<Control>,
+    heartbeat: Arc<Heartbeat>,
     mailboxes: Arc<ReactorMailboxes>,
     /// The threads of the reactors, by the reactor's index.
     threads: Vec<JoinHandle<Result<(), PollerError>>>,
-    /// The drives of the namespaces, in the configuration's order.
+    requests: QueueRequests,
+    /// The configuration that is served.
+    config: Config,
+    /// The namespaces that are served, each at the place of its drive in `drives`, and of its
+    /// promise in `promises`.
+    namespaces: Vec<CheckedNamespace>,
+    /// The drives of the namespaces: in the configuration's order, and then those that came later.
     drives: Vec<Arc<dyn Drive>>,
+    /// The drives of namespaces that have gone, until they are closed.
+    retiring: Vec<RetiringDrive>,
     log: Option<Arc<Log>>,
     metrics: Arc<MetricsSource>,
     /// The reactors have been asked to end, and have ended.
@@ -210,7 +230,9 @@ impl Target {
         let start = Instant::now();
         let lock_wait = Duration::from_millis(config.lock_wait_ms);
         let lock_wait_left = || lock_wait.saturating_sub(start.elapsed());
-        let created = files_to_create(config, &checked.namespaces, open.len())?;
+        let files = files_to_create(config, &checked.namespaces, open.len())?;
+        note_created(&files);
+        let created = files.iter().map(|(_, file)| file.path().to_owned()).collect();
         let OpenDrives { drives, namespaces, identities, members, mut descriptions } =
             open_drives(&checked.namespaces, open, lock_wait_left)?;
         let namespaces = Namespaces::new(namespaces)?;
@@ -242,6 +264,9 @@ impl Target {
             }
         };
         let mut addresses: Vec<SocketAddr> = listeners.iter().map(Listener::local_addr).collect();
+        for remark in &config.remarks {
+            tracing::warn!("configuration: {remark}");
+        }
         for (_, note) in access_notes(config, &addresses) {
             tracing::warn!("{note}");
         }
@@ -256,14 +281,12 @@ impl Target {
             start: Start::now(),
             shared: Arc::clone(&shared),
             counters: (0..checked.reactors).map(|_| Arc::new(Counters::default())).collect(),
-            namespaces: checked.namespaces.iter().map(|namespace| namespace.nsid).collect(),
-            drives: (0..checked.reactors)
-                .map(|_| checked.namespaces.iter().map(|_| Arc::default()).collect())
-                .collect(),
+            drives: Mutex::new(drive_counters(&checked)),
             hosts: Arc::default(),
             stages: Arc::new(Stages::of_target()),
             log: log.as_ref().map_or_else(Weak::new, Arc::downgrade),
         });
+        let (requests, receivers) = QueueRequests::new(checked.reactors);
         let mut running = Running {
             addresses,
             discovery_addresses,
@@ -273,14 +296,19 @@ impl Target {
             promises,
             shared,
             control: Arc::new(Control::new()),
+            heartbeat: Arc::new(Heartbeat::new(checked.reactors)),
             mailboxes: Arc::new(Mailboxes::new(pollers.iter().map(Poller::waker).collect())),
             threads: Vec::new(),
+            requests,
+            config: config.clone(),
+            namespaces: checked.namespaces,
             drives,
+            retiring: Vec::new(),
             log,
             metrics,
             has_shut_down: false,
         };
-        running.start_reactors(config, &checked.namespaces, pollers, listeners)?;
+        running.start_reactors(pollers, receivers, listeners)?;
         for address in &running.addresses {
             let reactors = checked.reactors;
             tracing::info!(%address, subnqn = running.subnqn, reactors, "serving");
@@ -289,8 +317,17 @@ impl Target {
     }
 }
 
-/// The paths of the files that the start will create, or fill if they are empty: those of namespaces
-/// beyond the first `open_count`, and of the log. Each is logged.
+/// The counters of all namespaces, for each reactor.
+fn drive_counters(checked: &CheckedConfig) -> DriveCounters {
+    let mut counters = DriveCounters::default();
+    for namespace in &checked.namespaces {
+        counters.add(namespace.nsid, checked.reactors);
+    }
+    counters
+}
+
+/// The files that opening the drives and the log will create, or fill if they are empty, each with
+/// its place: those of namespaces beyond the first `open_count`, and of the log.
 ///
 /// # Errors
 /// The configuration does not have them created. A loss of the log that is accepted stands for the
@@ -299,7 +336,7 @@ fn files_to_create(
     config: &Config,
     namespaces: &[CheckedNamespace],
     open_count: usize,
-) -> Result<Vec<String>, StartError> {
+) -> Result<Vec<(String, MediumPlace)>, StartError> {
     let drives = namespaces.iter().skip(open_count).map(|namespace| {
         (format!("namespace {}", namespace.nsid), namespace.drive.as_str(), config.create)
     });
@@ -320,14 +357,18 @@ fn files_to_create(
             None => {}
         }
     }
-    for (place, file) in &created {
+    Ok(created)
+}
+
+/// Logs that files are created.
+fn note_created(files: &[(String, MediumPlace)]) {
+    for (place, file) in files {
         let state = match file.is_empty_file() {
             true => "is empty, and is filled",
             false => "does not exist, and is created",
         };
         tracing::warn!(path = file.path(), "{place}: the file {state}");
     }
-    Ok(created.into_iter().map(|(_, file)| file.path().to_owned()).collect())
 }
 
 /// The drives of all namespaces, in the configuration's order.
@@ -455,6 +496,11 @@ fn run_reactor(parts: ReactorParts, core: Option<usize>) -> Result<(), PollerErr
     }
 }
 
+/// The counters of a reactor for each namespace.
+fn counters_of(metrics: &MetricsSource, reactor: usize) -> Vec<Arc<Counters>> {
+    metrics.drives.lock().unwrap_or_else(PoisonError::into_inner).of_reactor(reactor)
+}
+
 fn spin_policy(spin_us: Option<u64>) -> SpinPolicy {
     let spin_ns = spin_us.unwrap_or(DEFAULT_SPIN_US).saturating_mul(1000);
     SpinPolicy { spin_ns, ..SpinPolicy::HYBRID }
@@ -464,16 +510,16 @@ impl Running {
     /// Starts a reactor for each poller. The first reactor listens for all.
     fn start_reactors(
         &mut self,
-        config: &Config,
-        namespaces: &[CheckedNamespace],
         pollers: Vec<Poller>,
+        receivers: Vec<RequestReceiver>,
         mut listeners: Vec<Listener>,
     ) -> Result<(), StartError> {
+        let config = &self.config;
         let reactor_count = pollers.len();
         let places = Places::new(config.connections);
         let queue_counts = QueueCounts::new(reactor_count);
         let exponents = Exponents::new(Arc::clone(&self.shared), Arc::clone(&self.mailboxes));
-        for (index, poller) in pollers.into_iter().enumerate() {
+        for (index, (poller, requests)) in pollers.into_iter().zip(receivers).enumerate() {
             let parts = ReactorParts {
                 core: CoreConfig {
                     index,
@@ -488,7 +534,7 @@ impl Running {
                     },
                 },
                 poller,
-                queues: self.open_queues(namespaces, reactor_count)?,
+                queues: self.open_queues(reactor_count)?,
                 // The first reactor takes all of them, and leaves none to the others.
                 listeners: std::mem::take(&mut listeners),
                 devices: DevicesParts {
@@ -496,12 +542,14 @@ impl Running {
                     mailboxes: Arc::clone(&self.mailboxes),
                     log: self.log.clone(),
                     counters: Arc::clone(&self.metrics.counters[index]),
-                    drive_counters: self.metrics.drives[index].clone(),
+                    drive_counters: counters_of(&self.metrics, index),
                     hosts: Arc::clone(&self.metrics.hosts),
                     stages: Arc::clone(&self.metrics.stages),
                     exponents: Arc::clone(&exponents),
                 },
                 control: Arc::clone(&self.control),
+                heartbeat: Arc::clone(&self.heartbeat),
+                requests,
                 spin: spin_policy(config.spin_us),
             };
             let core = config.cores.get(index).copied();
@@ -515,13 +563,9 @@ impl Running {
     }
 
     /// Opens the queues of one reactor: one for each drive.
-    fn open_queues(
-        &self,
-        namespaces: &[CheckedNamespace],
-        reactor_count: usize,
-    ) -> Result<Vec<Box<dyn Queue>>, StartError> {
+    fn open_queues(&self, reactor_count: usize) -> Result<Vec<Box<dyn Queue>>, StartError> {
         let mut queues = Vec::new();
-        for (drive, namespace) in self.drives.iter().zip(namespaces) {
+        for (drive, namespace) in self.drives.iter().zip(&self.namespaces) {
             // A single reactor takes the only queue of each drive, which saves the drive's locks.
             let depth = drive_queue_depth(drive.order());
             let queue = match reactor_count {
@@ -571,7 +615,8 @@ impl Running {
         &self.promises
     }
 
-    /// The drives of the namespaces, in the configuration's order, for tests that cut the power of
+    /// The drives of the namespaces, in the configuration's order and then those of later
+    /// [reloads](Self::reload), for tests that cut the power of
     /// a modelled one. A target with one reactor may have the only queue of a drive
     /// ([`Drive::open_only_queue`]); no other queue can then be opened while the target runs.
     #[must_use]
@@ -603,6 +648,37 @@ impl Running {
         self.threads.iter().all(|thread| !thread.is_finished())
     }
 
+    /// Takes no new hosts from now on, except owners of volumes that are open here, and informs the
+    /// hosts that are connected. Nothing else changes: those hosts go on.
+    pub fn drain(&self) {
+        let conns = {
+            let mut shared = lock(&self.shared);
+            shared.drain();
+            shared.take_conns_to_wake()
+        };
+        for conn in conns {
+            self.mailboxes.notify(conn);
+        }
+    }
+
+    /// The volumes that have an owner now, which is connected, or may come back within its lease.
+    #[must_use]
+    pub fn open_volumes(&self) -> Vec<OpenVolume> {
+        lock(&self.shared).open_volumes(riopipe_platform::now_ns())
+    }
+
+    /// Asks all reactors for a sign of life ([`have_answered`](Self::have_answered)).
+    pub fn ask(&self) {
+        self.heartbeat.ask(&self.mailboxes);
+    }
+
+    /// Whether all reactors have run their loops since the last [`ask`](Self::ask): none of them
+    /// hangs.
+    #[must_use]
+    pub fn have_answered(&self) -> bool {
+        self.heartbeat.have_all_answered()
+    }
+
     /// Stops in order: commands in flight finish, connections end, and drives are flushed. Volumes
     /// without an owner and without anything to recover are marked as closed, so that no lease
     /// delays their next owner (trap T25). A `file:` log is written back so that it outlives this
@@ -617,7 +693,8 @@ impl Running {
 
     fn stop_in_order(&mut self) -> Result<(), StopError> {
         self.shut_down(Shutdown::Graceful)?;
-        let flushed = self.drives.iter().try_for_each(flush);
+        let retiring = self.retiring.iter().map(RetiringDrive::drive);
+        let flushed = self.drives.iter().chain(retiring).try_for_each(flush);
         // The log is written back even after a failed flush, because it stays valid.
         let written_back = match self.log.take() {
             Some(log) => end_service(&self.shared, &log)

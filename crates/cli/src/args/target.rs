@@ -24,6 +24,12 @@ pub enum Target {
     /// Show a target's counters, and the time of its ordered writes in each stage
     #[command(after_help = STAT_HELP)]
     Stat(Stat),
+    /// Have a running target read its configuration again: namespaces and hosts come and go
+    #[command(after_help = RELOAD_HELP)]
+    Reload(Reload),
+    /// End a running target once its hosts have closed their volumes; it takes no new hosts
+    #[command(after_help = DRAIN_HELP)]
+    Drain(Drain),
 }
 
 /// The configuration of a target.
@@ -96,6 +102,36 @@ pub struct Serve {
     /// [default: none]
     #[arg(long, value_name = "ADDR[:PORT]")]
     pub metrics: Option<String>,
+    /// Socket at which `rio target reload` reaches the target; only its user and root may use it
+    /// [default: target.sock in the folder of the unit's RuntimeDirectory=, else none]
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<String>,
+}
+
+/// The path of a running target's control socket.
+#[derive(Args, Clone, Debug)]
+pub struct Control {
+    /// The socket that was given to `rio target serve --control`
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_CONTROL)]
+    pub control: PathBuf,
+}
+
+/// The control socket of the target that the unit of this project starts.
+pub const DEFAULT_CONTROL: &str = "/run/rio/target.sock";
+
+/// The target to reload, and how.
+#[derive(Args, Clone, Debug)]
+pub struct Reload {
+    /// The target.
+    #[command(flatten)]
+    pub control: Control,
+    /// Only show what would change, and whether that is possible
+    #[arg(short = 'n', long)]
+    pub dry_run: bool,
+    /// Remove namespaces also from volumes that are open, reserved or unrecovered. Their owners
+    /// lose their connections, and the volumes can't be opened until the drives are back
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// The drive, and what to do with its identity.
@@ -119,6 +155,17 @@ pub struct Stat {
     /// Repeat, and show every so many seconds the difference since the last time
     #[arg(short, long, value_name = "SECONDS", value_parser = values::seconds)]
     pub watch: Option<Duration>,
+}
+
+/// The target to drain, and for how long.
+#[derive(Args, Clone, Debug)]
+pub struct Drain {
+    /// The target.
+    #[command(flatten)]
+    pub control: Control,
+    /// Longest wait for volumes to be closed. Then the target ends even so
+    #[arg(long, value_name = "SECONDS", value_parser = values::seconds, default_value = "60")]
+    pub limit: Duration,
 }
 
 fn serve_help() -> String {
@@ -193,6 +240,45 @@ Examples:
   rio target stat 127.0.0.1:9420 --watch 5       and then for every 5 seconds
   rio target stat 127.0.0.1:9420 -o json         with all buckets
 Prometheus reads the same from http://127.0.0.1:9420/metrics.";
+
+const RELOAD_HELP: &str = "\
+The target reads its configuration file again, with the options that it was started with. What has
+changed is done while it serves: namespaces come and go, and so do hosts that may connect. Hosts see
+a namespace come or go at once (Namespace Attribute Changed). A host that may not connect any more
+loses its connections.
+
+Everything is done, or nothing is. Nothing is done if
+  - the configuration is wrong, or a drive that comes can't be opened,
+  - anything else has changed, such as an address or the log: only a restart does that,
+  - a namespace that goes is a member of a volume that is open, reserved for its owner, or not
+    recovered (--force does it even so).
+
+SIGHUP does the same. Its result is in the target's log.
+
+Examples:
+  rio target reload --dry-run
+  rio target reload
+  rio target reload --control /run/rio/second.sock -o json";
+
+const DRAIN_HELP: &str = "\
+From now on the target takes no new hosts: their Connect gets the status Controller Busy. Hosts that
+are connected go on. They are told as of a normal shutdown of the NVM subsystem: CSTS.SHST, and the
+event, if they have enabled it. A host that has a volume open may connect again to close it.
+
+When no volume is open, the target ends in order: commands in flight finish, drives are flushed, and
+the log is written back. Plain hosts (the kernel's) then lose their connections, and connect again
+when the target is back. The command returns when the target has ended:
+
+  0   all volumes were closed
+  4   volumes were still open when the time was over; the message names them. Their owners notice a
+      target that is away, and go on when it is back within their loss timeout
+
+The target ends with the same code. Its unit does not start it again then. Ctrl-C ends this command
+only, not the draining.
+
+Examples:
+  rio target drain
+  rio target drain --limit 600";
 
 fn capital(text: &str) -> String {
     let mut chars = text.chars();

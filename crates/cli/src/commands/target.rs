@@ -1,7 +1,11 @@
-//! `rio target serve|check|identity|stat`
+//! `rio target serve|check|identity|stat|reload|drain`
 
+mod drain;
 mod identity;
+mod reload;
+mod serving;
 mod stat;
+mod watchdog;
 
 use std::net::SocketAddr;
 
@@ -10,17 +14,22 @@ use riopipe_metrics::TARGET_PORT;
 use riopipe_net::HostPort;
 use riopipe_platform::raise_descriptors_max;
 use riopipe_target::{
-    Config, DEFAULT_PORT, LoadError, NamespaceOptions, Problem, Promise, SecretSource,
+    Config, DEFAULT_PORT, LoadError, NamespaceOptions, Problem, Promise, ReloadError, SecretSource,
 };
 use serde::Serialize;
 
-use self::identity::IdentityView;
+use self::{
+    identity::IdentityView,
+    serving::{End, Service, control_path},
+};
 use crate::{
     args::target::{Serve, Target},
+    control_socket::ControlSocket,
     failure::{Code, Failure, start_failure},
     interrupt,
     metrics_server::{MetricsAddress, MetricsError, MetricsServer},
     output::{Output, Report},
+    service_manager::ServiceManager,
 };
 
 pub(super) fn run(command: Target, output: &Output) -> Result<(), Failure> {
@@ -29,6 +38,8 @@ pub(super) fn run(command: Target, output: &Output) -> Result<(), Failure> {
         Target::Check(args) => check(&args, output),
         Target::Identity(args) => identity::run(&args, output),
         Target::Stat(args) => stat::run(&args, output),
+        Target::Reload(args) => reload::run(&args, output),
+        Target::Drain(args) => drain::run(&args, output),
     }
 }
 
@@ -36,12 +47,19 @@ fn serve(args: &Serve, output: &Output) -> Result<(), Failure> {
     // A connection is a descriptor, and the usual soft limit is for fewer than are allowed.
     raise_descriptors_max();
     let config = config(args)?;
-    let mut signals = interrupt::Stop::watch()?;
+    let manager = ServiceManager::from_environment();
+    let signals = match args.config {
+        Some(_) => interrupt::Stop::watch_with_reload()?,
+        None => interrupt::Stop::watch()?,
+    };
+    let control = control_path(config.control.as_deref());
+    let control = control.map(|path| ControlSocket::at(&path)).transpose()?;
     // Before the drives: a taken address is reported before the target starts.
     let take = |address| MetricsAddress::take(address, TARGET_PORT);
     let metrics = config.metrics.as_deref().map(take).transpose();
     let metrics = metrics.map_err(MetricsError::into_failure)?;
-    let running = riopipe_target::Target::start(&config).map_err(|error| start_failure(&error))?;
+    let mut running =
+        riopipe_target::Target::start(&config).map_err(|error| start_failure(&error))?;
     let metrics = metrics.map(|address| address.serve(running.stat_source())).transpose();
     let metrics = metrics.map_err(MetricsError::into_failure)?;
     let printed = output.result(&Serving {
@@ -50,6 +68,7 @@ fn serve(args: &Serve, output: &Output) -> Result<(), Failure> {
         addresses: running.addresses().to_vec(),
         discovery_addresses: running.discovery_addresses().to_vec(),
         metrics: metrics.as_ref().map(MetricsServer::address),
+        control: control.as_ref().map(|control| control.path().display().to_string()),
         serves: running.describe().to_vec(),
         created: running.created().to_vec(),
         promises: running.promises().iter().map(PromiseView::of).collect(),
@@ -59,18 +78,41 @@ fn serve(args: &Serve, output: &Output) -> Result<(), Failure> {
         Err(failure) if failure.code == Code::Unread => {}
         printed => printed?,
     }
-    let signal = signals.wait_while(|| running.is_alive());
-    match signal {
-        Some(signal) => tracing::info!(signal, "stopping; a second signal ends the target at once"),
-        None => tracing::error!("a reactor has ended: stopping"),
+    let mut service = Service { args, signals, control, manager, draining: None };
+    let end = service.run(&mut running);
+    match &end {
+        End::Signal(signal) => {
+            tracing::info!(signal, "stopping; a second signal ends the target at once");
+        }
+        End::ReactorEnded => tracing::error!("a reactor has ended: stopping"),
+        End::Drained(view) => tracing::info!(drained = view.is_drained(), "stopping"),
     }
-    running.stop().map_err(|error| {
+    let stopped = running.stop().map_err(|error| {
         Failure::new(Code::Media, "the target did not stop cleanly").because(&error)
-    })?;
-    match signal {
-        Some(_) => Ok(()),
-        None => Err(Failure::new(Code::Failed, "a reactor has ended; the log has the reason")),
+    });
+    let ended = stopped.and_then(|()| match &end {
+        End::Signal(_) => Ok(()),
+        End::Drained(view) if view.is_drained() => Ok(()),
+        End::Drained(view) => Err(view.failure()),
+        End::ReactorEnded => {
+            Err(Failure::new(Code::Failed, "a reactor has ended; the log has the reason"))
+        }
+    });
+    if let Some(draining) = service.draining {
+        match (&end, &ended) {
+            // The client makes a failure of the open volumes itself.
+            (End::Drained(view), Ok(())) => draining.end(Ok(view)),
+            (End::Drained(view), Err(failure)) if failure.code == Code::Volume => {
+                draining.end(Ok(view));
+            }
+            (_, Err(failure)) => draining.end(Err(failure)),
+            (_, Ok(())) => {
+                let message = "a signal has ended the target while it was being drained";
+                draining.end(Err(&Failure::new(Code::Interrupted, message)));
+            }
+        }
     }
+    ended
 }
 
 fn check(args: &Serve, output: &Output) -> Result<(), Failure> {
@@ -125,6 +167,7 @@ fn config(args: &Serve) -> Result<Config, Failure> {
     config.subnqn = args.nqn.clone().or(config.subnqn);
     config.log = args.log.clone().or(config.log);
     config.metrics = args.metrics.clone().or(config.metrics);
+    config.control = args.control.clone().or(config.control);
     config.reactors = args.reactors.or(config.reactors);
     config.spin_us = args.spin_us.or(config.spin_us);
     if let Some(wait) = args.lock_wait {
@@ -190,6 +233,27 @@ pub(super) fn port_of(
     }
 }
 
+/// The failure of a reload, after which the target serves as before.
+fn reload_failure(error: &ReloadError) -> Failure {
+    let message = |code| Failure::new(code, "the target serves as before").because(error);
+    match error {
+        ReloadError::Config(_) => {
+            message(Code::Usage).hint("`rio target check` finds all that is wrong")
+        }
+        ReloadError::Fixed(_) => message(Code::Usage),
+        ReloadError::InUse(_) => message(Code::Volume).hint(
+            "close the volumes first. --force removes the namespaces even so: the owners lose their \
+             connections, and the volumes can't be opened until the drives are back",
+        ),
+        ReloadError::Drive(start) => {
+            let Failure { code, hint, .. } = start_failure(start);
+            Failure { hint, ..message(code) }
+        }
+        ReloadError::Closing(_) => message(Code::Media),
+        ReloadError::Reactor(_) => message(Code::Failed),
+    }
+}
+
 fn load_failure(error: &LoadError) -> Failure {
     let code = match error {
         LoadError::Read { .. } => Code::Failed,
@@ -251,6 +315,9 @@ struct Serving {
     /// With `--metrics` only.
     #[serde(skip_serializing_if = "Option::is_none")]
     metrics: Option<SocketAddr>,
+    /// The control socket, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    control: Option<String>,
     serves: Vec<String>,
     created: Vec<String>,
     promises: Vec<PromiseView>,
@@ -268,6 +335,9 @@ impl Report for Serving {
             text += &format!(
                 "metrics at http://{address}/metrics; `rio target stat {address}` shows them\n"
             );
+        }
+        if let Some(path) = &self.control {
+            text += &format!("control socket {path}, for `rio target reload` and `drain`\n");
         }
         for line in &self.serves {
             text += &format!("{line}\n");

@@ -1,0 +1,59 @@
+//! The requests to the reactors to add and remove their queues of drives while they run.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use riopipe_media::Queue;
+
+use crate::counters::Counters;
+use crate::mail::Mailboxes;
+
+/// A request to one reactor about its queue of the drive of a namespace.
+pub(crate) enum QueueRequest {
+    /// Use this queue for the namespace with this index from now on. No connection knows the
+    /// namespace yet.
+    Add { index: usize, queue: Box<dyn Queue>, counters: Arc<Counters> },
+    /// Drop the queue of the namespace with this index as soon as no operation of it is in flight.
+    /// No connection uses the namespace any more.
+    Remove { index: usize },
+}
+
+/// A request, with the place for the answer: why it has failed, if it has.
+pub(crate) type AskedRequest = (QueueRequest, Sender<Result<(), String>>);
+
+/// The requests for one reactor.
+pub(crate) type RequestReceiver = Receiver<AskedRequest>;
+
+/// The way to each reactor.
+pub(crate) struct QueueRequests {
+    senders: Vec<Sender<AskedRequest>>,
+}
+
+impl QueueRequests {
+    /// For this number of reactors. Also returns what each of them receives.
+    pub(crate) fn new(reactors: usize) -> (Self, Vec<RequestReceiver>) {
+        let (senders, receivers) = (0..reactors).map(|_| channel()).unzip();
+        (Self { senders }, receivers)
+    }
+
+    /// Sends each reactor its request, in the reactors' order, and wakes them. Each reactor sends
+    /// one answer. A reactor that has ended sends none, and the channel closes without it.
+    pub(crate) fn ask<M>(
+        &self,
+        requests: impl IntoIterator<Item = QueueRequest>,
+        mailboxes: &Mailboxes<M>,
+    ) -> Receiver<Result<(), String>> {
+        let (answer, answers) = channel();
+        for (sender, request) in self.senders.iter().zip(requests) {
+            // An error means that the reactor has ended. Its answer is missing then.
+            let _ = sender.send((request, answer.clone()));
+        }
+        mailboxes.wake_all();
+        answers
+    }
+
+    /// The number of reactors.
+    pub(crate) fn reactor_count(&self) -> usize {
+        self.senders.len()
+    }
+}
