@@ -137,10 +137,12 @@ impl Failure {
     /// One JSON object on one line: the form of a failure on standard error with `-o json`.
     #[must_use]
     pub fn to_json(&self) -> String {
-        #[derive(Serialize)]
-        struct Line<'a> {
-            error: Fields<'a>,
-        }
+        serde_json::json!({ "error": self.to_json_value() }).to_string()
+    }
+
+    /// The failure as a JSON object: `code`, `kind`, `message`, and `hint` if there is one.
+    #[must_use]
+    pub fn to_json_value(&self) -> serde_json::Value {
         #[derive(Serialize)]
         struct Fields<'a> {
             code: u8,
@@ -156,7 +158,7 @@ impl Failure {
             hint: self.hint.as_deref(),
         };
         // Strings and a number: serialisation can't fail.
-        serde_json::to_string(&Line { error: fields }).unwrap_or_else(|_| self.message.clone())
+        serde_json::to_value(&fields).unwrap_or_default()
     }
 }
 

@@ -3,7 +3,10 @@
 //! Nothing of it waits for a reader, and nothing fails without one: reactors and the threads of a
 //! volume's connections log, too. A line that can't be written is lost and counted. Lines of a kind
 //! that peers can cause without limit are logged up to a number per period.
+//!
+//! With `--log-format json` each line is a JSON object, notes and failures included.
 
+mod json;
 mod lines;
 mod quota;
 
@@ -11,7 +14,10 @@ use std::{
     fs::File,
     io::{self, IsTerminal, Write},
     os::fd::AsFd,
-    sync::{Arc, OnceLock, PoisonError, RwLock},
+    sync::{
+        Arc, OnceLock, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -24,7 +30,7 @@ use self::{
     quota::{Quotas, Verdict},
 };
 use crate::args::{
-    Cli, Command,
+    Cli, Command, LogFormat,
     fs::{Fs, Mount},
     target::Target,
 };
@@ -49,22 +55,64 @@ pub(crate) fn start(cli: &Cli) {
         builder.parse_lossy("")
     });
     // The log of the background is no terminal.
+    let is_json = cli.global.log_format == LogFormat::Json;
+    IS_JSON.store(is_json, Ordering::Relaxed);
     let colour = io::stderr().is_terminal()
         && !matches!(&cli.command, Command::Fs(Fs::Mount(Mount { daemon: true, .. })))
         && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    // This fails only if a logger was set before, and none was.
-    let _ = tracing_subscriber::fmt()
+    let logger = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(ToLog)
         .with_ansi(colour)
         // Printing these may wait and fail.
-        .log_internal_errors(false)
-        .try_init();
+        .log_internal_errors(false);
+    // This fails only if a logger was set before, and none was.
+    let _ = match is_json {
+        true => {
+            let logger = logger.json().flatten_event(true);
+            logger.with_current_span(false).with_span_list(false).try_init()
+        }
+        false => logger.try_init(),
+    };
 }
+
+/// Whether each line is a JSON object.
+pub(crate) fn is_json() -> bool {
+    IS_JSON.load(Ordering::Relaxed)
+}
+
+static IS_JSON: AtomicBool = AtomicBool::new(false);
 
 /// Prints a line on standard error, independently of the log level.
 pub(crate) fn print_line(line: String) {
+    let line = match is_json() {
+        true => json::line("INFO", line.trim_start_matches(OWN).trim_end(), &[]),
+        false => line + "\n",
+    };
+    log().lines.push(line);
+}
+
+/// Prints a JSON object on standard error, which is the whole line in both formats.
+pub(crate) fn print_object(line: String) {
     log().lines.push(line + "\n");
+}
+
+/// Prints a failure on standard error as an object of a JSON log: `error` is the failure's own
+/// object.
+pub(crate) fn print_failure(message: &str, error: serde_json::Value) {
+    log().lines.push(json::line("ERROR", message, &[("error", error)]));
+}
+
+/// The beginning of the program's own lines.
+const OWN: &str = "rio: ";
+
+/// A line of the program itself, in the format of the log. `count` is a number in the message, by
+/// name.
+fn own_line(message: &str, count: (&str, u64)) -> String {
+    match is_json() {
+        true => json::line("WARN", message, &[(count.0, count.1.into())]),
+        false => format!("{OWN}{message}\n"),
+    }
 }
 
 /// Prints a picture of a progress bar, unless standard error has not taken all lines before. The
@@ -156,7 +204,10 @@ fn overdue(quotas: &Quotas<Identifier>, now: Option<u64>) -> Vec<Vec<u8>> {
 fn left_out(more: u64) -> String {
     match more {
         0 => String::new(),
-        more => format!("rio: {more} more lines like the next one were left out\n"),
+        more => {
+            let message = format!("{more} more lines like the next one were left out");
+            own_line(&message, ("left_out", more))
+        }
     }
 }
 

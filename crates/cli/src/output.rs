@@ -65,7 +65,7 @@ impl Output {
             Format::Normal => self.note(report.text(&Terminal::PLAIN).trim_end()),
             Format::Json => {
                 // Strings and numbers: serialisation can't fail.
-                logging::print_line(serde_json::to_string(report).unwrap_or_default());
+                logging::print_object(serde_json::to_string(report).unwrap_or_default());
             }
         }
     }
@@ -99,15 +99,18 @@ impl Output {
         }
         match (failure.code, self.format) {
             (Code::Unread, _) => {}
+            _ if logging::is_json() => {
+                logging::print_failure(&failure.message, failure.to_json_value());
+            }
             (_, Format::Normal) => logging::print_line(format!("rio: {failure}")),
-            (_, Format::Json) => logging::print_line(failure.to_json()),
+            (_, Format::Json) => logging::print_object(failure.to_json()),
         }
     }
 
     /// Whether progress bars are shown: standard error is a terminal, and they are not disabled.
     #[must_use]
     pub fn shows_progress(&self) -> bool {
-        !self.quiet && io::stderr().is_terminal()
+        !self.quiet && !logging::is_json() && io::stderr().is_terminal()
     }
 
     /// Whether the result is requested as JSON.

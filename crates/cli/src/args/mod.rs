@@ -58,12 +58,25 @@ pub struct Global {
     #[arg(short, long, global = true, value_enum, default_value_t = Format::Normal)]
     #[arg(value_name = "FORMAT", display_order = 900)]
     pub output: Format,
+    /// Format of the log, notes and errors on standard error; JSON is one object a line
+    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Normal)]
+    #[arg(value_name = "FORMAT", display_order = 903)]
+    pub log_format: LogFormat,
     /// Log more on standard error: -v events, -vv reasons, -vvv everything (RIO_LOG filters)
     #[arg(short, long, global = true, action = ArgAction::Count, display_order = 901)]
     pub verbose: u8,
     /// No notes and no progress: results and errors only
     #[arg(long, global = true, conflicts_with = "verbose", display_order = 902)]
     pub quiet: bool,
+}
+
+/// The format of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people
+    Normal,
+    /// One JSON object a line, for collectors
+    Json,
 }
 
 /// The format of a result.

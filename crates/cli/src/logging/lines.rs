@@ -150,11 +150,12 @@ impl<W: Write> Writer<W> {
         if self.lost == 0 {
             return true;
         }
-        let text = format!(
-            "rio: {} lines of the log are missing here: standard error could not be written, or not \
-             fast enough\n",
+        let message = format!(
+            "{} lines of the log are missing here: standard error could not be written, or not \
+             fast enough",
             self.lost
         );
+        let text = super::own_line(&message, ("lost", self.lost));
         let is_written = self.write(text.as_bytes());
         if is_written {
             self.lost = 0;

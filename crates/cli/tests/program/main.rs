@@ -17,6 +17,7 @@ mod identity;
 mod known;
 mod locks;
 mod log_dump;
+mod log_format;
 mod loss;
 mod lost_log;
 mod measure;
