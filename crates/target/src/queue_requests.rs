@@ -18,8 +18,11 @@ pub(crate) enum QueueRequest {
     Remove { index: usize },
 }
 
-/// A request, with the place for the answer: why it has failed, if it has.
-pub(crate) type AskedRequest = (QueueRequest, Sender<Result<(), String>>);
+/// The answer of a reactor: why the request has failed, if it has.
+pub(crate) type RequestAnswer = Result<(), String>;
+
+/// A request, with the place for the answer.
+pub(crate) type AskedRequest = (QueueRequest, Sender<RequestAnswer>);
 
 /// The requests for one reactor.
 pub(crate) type RequestReceiver = Receiver<AskedRequest>;
@@ -42,7 +45,7 @@ impl QueueRequests {
         &self,
         requests: impl IntoIterator<Item = QueueRequest>,
         mailboxes: &Mailboxes<M>,
-    ) -> Receiver<Result<(), String>> {
+    ) -> Receiver<RequestAnswer> {
         let (answer, answers) = channel();
         for (sender, request) in self.senders.iter().zip(requests) {
             // An error means that the reactor has ended. Its answer is missing then.

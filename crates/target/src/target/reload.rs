@@ -27,7 +27,7 @@ use crate::checked_config::{CheckedNamespace, check_config};
 use crate::config::Config;
 use crate::difference::{Checked, Difference, ServedDrive, difference};
 use crate::drive_identity::IdentityError;
-use crate::queue_requests::QueueRequest;
+use crate::queue_requests::{QueueRequest, RequestAnswer};
 use crate::same_media::same_media;
 use crate::secrets;
 use crate::shared::lock;
@@ -114,7 +114,7 @@ pub(super) struct RetiringDrive {
     grace_end: Option<Instant>,
     /// The answers of the reactors that have dropped their queues, and how many are missing. The
     /// lock is only there because a receiver can't be shared.
-    closing: Option<(Mutex<Receiver<Result<(), String>>>, usize)>,
+    closing: Option<(Mutex<Receiver<RequestAnswer>>, usize)>,
 }
 
 impl RetiringDrive {
