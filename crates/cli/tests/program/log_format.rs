@@ -61,7 +61,8 @@ fn a_failure_and_its_notes_are_objects_too() {
     // A note: that the copy was interrupted.
     let site = Site::new(1, "ssd:flash,size=1G,lazy");
     site.create();
-    std::fs::File::create(site.path("a")).unwrap().set_len(1000 << 20).unwrap();
+    let large = std::fs::File::options().write(true).open(site.file("a", 16 << 20)).unwrap();
+    large.set_len(1000 << 20).unwrap();
     let words = ["volume", "write", "v", "a", "--log-format", "json", "-o", "json"];
     let members = site.members();
     let words: Vec<&str> = words.into_iter().chain(members.iter().map(String::as_str)).collect();
