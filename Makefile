@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test miri sim sim-build sim-seeds sim-plants drive-plants sim-fs sim-worlds lint bench guest blktests fs-programs mutants build install-c fio python sqlite setup
+.PHONY: help demo test miri sim sim-build sim-seeds sim-plants drive-plants sim-fs sim-worlds lint bench guest blktests fs-programs mutants build install-c fio python sqlite packages package-test setup
 
 # Extra arguments for the program behind a target: make demo ARGS='-o json'
 ARGS ?=
@@ -88,6 +88,22 @@ python: build ## The wheel of the Python package, and its tests against targets 
 sqlite: build ## SQLite's log on a stream: kills, and a measurement (minutes; libsqlite3-dev; ARGS='kill')
 	@$(BOUNDED_BUILD) $(CARGO) rustc --release --locked --package riopipe-capi --lib --crate-type cdylib,staticlib
 	@scripts/sqlite --rio $(RIO) $(ARGS)
+
+# A static program is made, too, where Rust has the target for it: `rustup target add MUSL`.
+MUSL ?= $(shell uname -m)-unknown-linux-musl
+PACKAGES ?= $(OUT)/packages
+packages: build ## Debian packages, and a static program where Rust has the musl target (PACKAGES=folder)
+	@$(BOUNDED_BUILD) $(CARGO) rustc --release --locked --package riopipe-capi --lib --crate-type cdylib,staticlib
+	@if [ -d "$$(rustc --print sysroot)/lib/rustlib/$(MUSL)" ]; then \
+	  $(BOUNDED_BUILD) $(CARGO) build --release --locked --package riopipe-cli --bin rio --target $(MUSL); \
+	  export STATIC=$(OUT)/$(MUSL)/release/rio TARGET=$(MUSL); \
+	else \
+	  echo "packages: no static program, because Rust has no $(MUSL) here (rustup target add $(MUSL))"; \
+	fi; \
+	scripts/packages $(OUT)/release $(PACKAGES)
+
+package-test: packages ## Install, use and remove the packages in a clean root (Debian, root, network)
+	@scripts/package-test $(PACKAGES)
 
 sim: sim-seeds sim-plants drive-plants sim-fs sim-worlds ## The simulator: new seeds for SIM_MINUTES=10, planted bugs, RioFS, small worlds
 

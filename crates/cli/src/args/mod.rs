@@ -130,6 +130,15 @@ Examples:
         /// The shell
         shell: Shell,
     },
+    /// Write the manual pages of all commands into a folder, for packages
+    #[command(after_help = "\
+Examples:
+  rio manual /usr/local/share/man/man1
+  rio manual .     then: man ./rio-target-serve.1")]
+    Manual {
+        /// The folder
+        folder: std::path::PathBuf,
+    },
 }
 
 /// The command tree as it is offered here: without `sim` where the simulator is not installed.

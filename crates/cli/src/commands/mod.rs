@@ -7,6 +7,7 @@ mod discover;
 mod fs;
 mod lab;
 mod log;
+mod manual;
 pub(crate) mod sim;
 mod target;
 mod volume;
@@ -29,5 +30,6 @@ pub fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Sim { args } => sim::run(&args, output),
         Command::Demo(args) => demo::run(&args, output),
         Command::Completions { shell } => completions::run(shell, output),
+        Command::Manual { folder } => manual::run(&folder, output),
     }
 }

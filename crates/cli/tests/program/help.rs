@@ -125,6 +125,22 @@ fn completions_know_the_commands() {
 }
 
 #[test]
+fn every_command_has_a_manual_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = rio(&["manual", folder.path().to_str().unwrap()]);
+    assert!(output.status.success(), "{output:?}");
+    for path in all_commands().iter().filter(|path| path[0] != "sim") {
+        let file = format!("rio-{}.1", path.join("-"));
+        let page = std::fs::read_to_string(folder.path().join(&file));
+        let page = page.unwrap_or_else(|error| panic!("{file}: {error}"));
+        assert!(page.contains(".TH rio") && page.contains("SYNOPSIS"), "{file}: {page}");
+    }
+    assert!(folder.path().join("rio.1").exists());
+    let nowhere = rio(&["manual", "/nowhere/man1"]);
+    assert_eq!(nowhere.status.code(), Some(1));
+}
+
+#[test]
 fn nothing_is_coloured_without_a_terminal() {
     for args in [&["--help"][..], &["volume", "--help"], &["frobnicate"]] {
         let output = rio(args);
