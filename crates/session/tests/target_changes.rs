@@ -9,7 +9,8 @@ use riopipe_order::attribute::Member;
 use riopipe_order::log_region::MemberNamespace;
 use riopipe_order::write_order::DriveOrder;
 use riopipe_session::target::{
-    Access, Change, ChangeError, Closed, LabelledDrive, NamespaceConfig, NamespaceIdError, VolumeUse,
+    Access, Change, ChangeError, Closed, LabelledDrive, NamespaceConfig, NamespaceIdError,
+    VolumeUse,
 };
 use riopipe_session::wire;
 use riopipe_testkit::peer;
@@ -194,11 +195,7 @@ fn a_change_that_makes_no_sense_changes_nothing() {
     let before = Arc::clone(w.host.shared.namespaces());
     for (nsid, error) in [(1, NamespaceIdError::Twice(1)), (0, NamespaceIdError::OutOfRange(0))] {
         let access = Some(Access::by_name([RIVAL.to_owned()]));
-        let wrong = Change {
-            access,
-            added: vec![config(7, 7), config(nsid, 9)],
-            ..removal(&[2])
-        };
+        let wrong = Change { access, added: vec![config(7, 7), config(nsid, 9)], ..removal(&[2]) };
         assert_eq!(change(&mut w, wrong), Err(ChangeError::NamespaceId(error)));
     }
     assert!(Arc::ptr_eq(&before, w.host.shared.namespaces()));
@@ -274,8 +271,7 @@ fn a_host_that_may_not_connect_any_more_is_ended() {
     let discovery = w.initialize(peer::Digests::default(), 0);
     let data = peer::connect_data(peer::DISCOVERY_NQN, HOSTNQN, HOSTID, 0xffff);
     assert_eq!(w.call(discovery, peer::connect(0, 0, 31, 0), &data).status, 0);
-    let hosts =
-        |access: Arc<Access>| Change { access: Some(access), ..Change::default() };
+    let hosts = |access: Arc<Access>| Change { access: Some(access), ..Change::default() };
     let generation = w.host.shared.discovery_generation();
     change(&mut w, hosts(Access::by_name([RIVAL.to_owned()]))).unwrap();
     for ended in [admin, io] {

@@ -173,12 +173,8 @@ impl Running {
             return Ok(reloaded);
         }
         note_created(&files);
-        let change = Change {
-            access: Some(access),
-            removed,
-            force: options.force,
-            ..Change::default()
-        };
+        let change =
+            Change { access: Some(access), removed, force: options.force, ..Change::default() };
         self.change(config, &added, change)?;
         for line in reloaded.difference.to_string().lines() {
             tracing::info!(subnqn = self.subnqn, "configuration changed: {line}");
