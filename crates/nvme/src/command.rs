@@ -260,6 +260,24 @@ impl Sqe {
         self.0[1] & 3
     }
 
+    /// The command's part in a fused operation (FUSE).
+    #[must_use]
+    pub const fn fused(&self) -> Fuse {
+        match self.fuse() {
+            0 => Fuse::None,
+            1 => Fuse::First,
+            2 => Fuse::Second,
+            _ => Fuse::Reserved,
+        }
+    }
+
+    /// Whether the command is the second half of a fused operation.
+    #[must_use]
+    #[inline]
+    pub const fn is_second_half(&self) -> bool {
+        self.fuse() == 2
+    }
+
     /// Command identifier, bits 31:16 of dword 0.
     #[must_use]
     #[inline]
@@ -471,6 +489,19 @@ impl fmt::Debug for Sqe {
         }
         f.write_str(")")
     }
+}
+
+/// The part of a command in a fused operation (Base Figure 87, FUSE).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fuse {
+    /// 00b: a normal command.
+    None,
+    /// 01b: the first command.
+    First,
+    /// 10b: the second command.
+    Second,
+    /// 11b.
+    Reserved,
 }
 
 /// The command that an Abort names.

@@ -60,6 +60,10 @@ pub const NSID_ALL: u32 = 0xffff_ffff;
 pub const CNTRLTYPE_IO: u8 = 1;
 /// CNTRLTYPE: a discovery controller.
 pub const CNTRLTYPE_DISCOVERY: u8 = 2;
+/// ONCS bit: Compare.
+pub const ONCS_COMPARE: u16 = 1 << 0;
+/// FUSES bit: the fused operation Compare and Write.
+pub const FUSES_COMPARE_AND_WRITE: u16 = 1 << 0;
 /// ONCS bit: Dataset Management.
 pub const ONCS_DSM: u16 = 1 << 2;
 /// ONCS bit: Write Zeroes.
@@ -143,6 +147,8 @@ pub struct Controller {
     pub nn: u32,
     /// Byte 520: optional NVM commands.
     pub oncs: u16,
+    /// Byte 522: fused operations; [`FUSES_COMPARE_AND_WRITE`].
+    pub fuses: u16,
     /// Byte 524: format attributes.
     pub fna: u8,
     /// Byte 525: volatile write cache.
@@ -151,6 +157,8 @@ pub struct Controller {
     pub awun: u16,
     /// Byte 528: blocks written atomically across a power failure, less one.
     pub awupf: u16,
+    /// Byte 532: blocks of the largest Compare and Write, less one.
+    pub acwu: u16,
     /// Byte 536: SGL support.
     pub sgls: u32,
     /// Byte 540: most namespaces.
@@ -208,10 +216,12 @@ impl Controller {
         put_u16(&mut bytes, 514, self.maxcmd);
         put_u32(&mut bytes, 516, self.nn);
         put_u16(&mut bytes, 520, self.oncs);
+        put_u16(&mut bytes, 522, self.fuses);
         bytes[524] = self.fna;
         bytes[525] = self.vwc;
         put_u16(&mut bytes, 526, self.awun);
         put_u16(&mut bytes, 528, self.awupf);
+        put_u16(&mut bytes, 532, self.acwu);
         put_u32(&mut bytes, 536, self.sgls);
         put_u32(&mut bytes, 540, self.mnan);
         put_text(&mut bytes, 768, NQN_MAX, &self.subnqn, 0);
@@ -257,10 +267,12 @@ impl Controller {
             maxcmd: u16_at(bytes, 514),
             nn: u32_at(bytes, 516),
             oncs: u16_at(bytes, 520),
+            fuses: u16_at(bytes, 522),
             fna: bytes[524],
             vwc: bytes[525],
             awun: u16_at(bytes, 526),
             awupf: u16_at(bytes, 528),
+            acwu: u16_at(bytes, 532),
             sgls: u32_at(bytes, 536),
             mnan: u32_at(bytes, 540),
             subnqn: text_at(bytes, 768, 256),
@@ -316,6 +328,8 @@ pub struct Namespace {
     pub nawun: u16,
     /// Byte 36: blocks written atomically across a power failure, less one.
     pub nawupf: u16,
+    /// Byte 38: blocks of the largest Compare and Write, less one.
+    pub nacwu: u16,
     /// Byte 64: preferred write granularity in blocks, less one.
     pub npwg: u16,
     /// Byte 66: preferred write alignment in blocks, less one.
@@ -367,6 +381,7 @@ impl Namespace {
         bytes[33] = self.dlfeat;
         put_u16(&mut bytes, 34, self.nawun);
         put_u16(&mut bytes, 36, self.nawupf);
+        put_u16(&mut bytes, 38, self.nacwu);
         put_u16(&mut bytes, 64, self.npwg);
         put_u16(&mut bytes, 66, self.npwa);
         put_u16(&mut bytes, 68, self.npdg);
@@ -398,6 +413,7 @@ impl Namespace {
             dlfeat: bytes[33],
             nawun: u16_at(bytes, 34),
             nawupf: u16_at(bytes, 36),
+            nacwu: u16_at(bytes, 38),
             npwg: u16_at(bytes, 64),
             npwa: u16_at(bytes, 66),
             npdg: u16_at(bytes, 68),

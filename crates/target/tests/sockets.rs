@@ -230,6 +230,54 @@ fn several_hosts_share_the_reactors() {
     target.stop().unwrap();
 }
 
+/// The locks that clusters keep in a block: hosts on both reactors add to one counter at once.
+#[test]
+fn compare_and_write_is_atomic_across_reactors() {
+    const HOSTS: u64 = 4;
+    const ROUNDS: u64 = 100;
+    let dir = tempfile::tempdir().unwrap();
+    let file = format!("file:{},size=16M", dir.path().join("drive").display());
+    for drive in ["mem:16M", &file] {
+        let config = Config { reactors: Some(2), ..Config::on_loopback(&[drive]) };
+        let target = Target::start(&config).unwrap();
+        let counter = |n: u64| {
+            let mut bytes = vec![0; 4096];
+            bytes[..8].copy_from_slice(&n.to_le_bytes());
+            bytes
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..HOSTS {
+                let target = &target;
+                scope.spawn(move || {
+                    let (_admin, cntlid) = Queue::admin(target, Digests::default());
+                    let mut io = Queue::io(target, Digests::default(), cntlid, 1);
+                    let (mut expected, mut added) = (0, 0);
+                    while added < ROUNDS {
+                        io.command(peer::compare(1, 1, 7, 1).first_half(), &counter(expected));
+                        let write = peer::write(2, 1, 7, 1).second_half();
+                        let second = counter(expected + 1);
+                        io.command(write, &second);
+                        let halves = [0; 2].map(|_| io.next().unwrap().completion().status);
+                        match halves {
+                            [0, 0] => (expected, added) = (expected + 1, added + 1),
+                            [0x285, 0x09] => {
+                                let (block, _) = io.fetch(peer::read(3, 1, 7, 1));
+                                expected = u64::from_le_bytes(block[..8].try_into().unwrap());
+                            }
+                            other => panic!("{other:x?}"),
+                        }
+                    }
+                });
+            }
+        });
+        let (_admin, cntlid) = Queue::admin(&target, Digests::default());
+        let mut io = Queue::io(&target, Digests::default(), cntlid, 1);
+        assert!(io.fetch(peer::read(1, 1, 7, 1)).0 == counter(HOSTS * ROUNDS), "{drive}");
+        drop((_admin, io));
+        target.stop().unwrap();
+    }
+}
+
 #[test]
 fn commands_sent_together_are_answered_together() {
     let target = Target::start(&Config::on_loopback(&["mem:16M"])).unwrap();

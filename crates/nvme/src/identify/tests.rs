@@ -34,9 +34,10 @@ fn controller_bytes() {
         (320, &[10, 0]),
         (512, &[0x66, 0x44, 0x80, 0x00]),
         (516, &[4, 0, 0, 0]),
-        (520, &[0x0c, 0]),
+        (520, &[0x0d, 0, 1, 0]),
         (525, &[7]),
         (528, &[0, 0]),
+        (532, &[3, 0]),
         (536, &[1, 0, 0x10, 0]),
         (540, &[4, 0, 0, 0]),
         (768, b"nqn.2026-01.io.example:drives"),
@@ -56,7 +57,8 @@ fn controller_bytes() {
     assert_eq!((id.acl, id.aerl, id.frmw, id.lpa, id.elpe), (3, 7, 3, 6, 63));
     assert_eq!(id.lpa, LPA_EFFECTS | LPA_EXTENDED);
     assert_eq!((id.kas, id.maxcmd, id.nn), (10, 128, 4));
-    assert_eq!(id.oncs, ONCS_DSM | ONCS_WRITE_ZEROES);
+    assert_eq!(id.oncs, ONCS_COMPARE | ONCS_DSM | ONCS_WRITE_ZEROES);
+    assert_eq!((id.fuses, id.acwu), (FUSES_COMPARE_AND_WRITE, 3));
     assert_eq!(id.vwc, VWC_PRESENT | VWC_FLUSH_ALL);
     assert_eq!((id.sgls, id.ofcs, id.msdbd), (SGLS_TCP, OFCS_DISCONNECT, 1));
     assert_eq!(id.in_capsule_bytes(), 32768);

@@ -7,13 +7,15 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use riopipe_nvme::command::{Sqe, Status};
+use riopipe_nvme::command::{Sqe, Status, opcode};
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq};
 use riopipe_order::entry::Position;
 use riopipe_order::gate::{self, Node};
 
+use super::block_locks::LockTicket;
 use super::flushes::{Doubt, Ticket};
-use super::limits::{ABORTED_TRANSFERS_MAX, BLOCK_SIZE};
+use super::fused::Partner;
+use super::limits::{ABORTED_TRANSFERS_MAX, BLOCK_SIZE, CONNECTION_BYTES};
 
 /// How far a command has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +32,10 @@ pub(super) enum Stage {
     Aborted,
     /// The command is an ordered request. It has its data and waits for the gate.
     Gate,
+    /// The command is half of a fused operation. It waits for the other half, or for its data.
+    Paired,
+    /// The command waits for its blocks, which another command has locked.
+    Locked,
     /// A device operation is in flight.
     Device,
     /// A FLUSH that belongs to the command (FUA, ordered flush) is in flight.
@@ -83,11 +89,23 @@ pub(super) struct Command<B> {
     pub(super) flush_ticket: Option<Ticket>,
     /// The doubt of a command in [`Stage::InDoubt`]. In other stages the field has no meaning.
     pub(super) doubt: Option<Doubt>,
+    /// The command's lock of its blocks, held or waited for.
+    pub(super) lock: Option<HeldLock>,
+    /// The other half of a fused operation.
+    pub(super) partner: Option<Partner>,
     /// Where the in-capsule data of an ordered write is in the receive buffer, in bytes. The range
     /// is empty if there is none. It is valid only while one receive buffer is processed.
     pub(super) capsule_range: Range<u32>,
     /// The entry of an ordered request. For other commands the field has no meaning.
     pub(super) entry: Entry,
+}
+
+/// The lock of a command that waits for its blocks or uses them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeldLock {
+    pub(super) ticket: LockTicket,
+    /// Shared lock: the command has used it for one operation.
+    pub(super) is_used: bool,
 }
 
 /// The entry of an ordered command at its stream's gate and in its log.
@@ -222,6 +240,8 @@ impl<B> Commands<B> {
         command.is_ordered = false;
         command.failure_count_before = None;
         command.own_failure_count = None;
+        command.lock = None;
+        command.partner = None;
         command.capsule_range = 0..0;
         self.free_indices.push(index);
         command.buf = None;
@@ -337,6 +357,13 @@ impl<B> core::ops::IndexMut<u16> for Commands<B> {
     }
 }
 
+impl<B: AsRef<[u8]>> Command<B> {
+    /// The length of the command's data in memory, bytes.
+    pub(super) fn buf_len(&self) -> usize {
+        self.buf.as_ref().map_or(0, |buf| buf.as_ref().len())
+    }
+}
+
 impl<B> Command<B> {
     fn empty() -> Self {
         Self {
@@ -357,14 +384,49 @@ impl<B> Command<B> {
             own_failure_count: None,
             flush_ticket: None,
             doubt: None,
+            lock: None,
+            partner: None,
             capsule_range: 0..0,
             entry: Entry::BLANK,
+        }
+    }
+
+    /// The most bytes of one piece of the command's data. A Compare holds each piece twice: as the
+    /// host has sent it, and as it is on the drive.
+    pub(super) const fn piece_max(&self) -> u32 {
+        match self.sqe.opcode() {
+            opcode::COMPARE => CONNECTION_BYTES as u32 / 2,
+            _ => CONNECTION_BYTES as u32,
+        }
+    }
+
+    /// The bytes of memory that the current piece needs.
+    pub(super) const fn piece_memory(&self) -> usize {
+        match self.sqe.opcode() {
+            opcode::COMPARE => 2 * self.data_len as usize,
+            _ => self.data_len as usize,
         }
     }
 
     /// The first block of the current piece of a read or write.
     pub(super) fn piece_lba(&self) -> u64 {
         self.sqe.slba() + u64::from(self.piece_offset / BLOCK_SIZE)
+    }
+
+    /// Whether a device operation is in flight that may change some of these blocks.
+    pub(super) fn may_be_changing(&self, ns_index: usize, blocks: &Range<u64>) -> bool {
+        if !self.is_on_device() || usize::from(self.ns_index) != ns_index {
+            return false;
+        }
+        match self.sqe.opcode() {
+            opcode::READ | opcode::COMPARE | opcode::VERIFY | opcode::FLUSH => false,
+            opcode::WRITE | opcode::WRITE_ZEROES => {
+                let end = self.sqe.slba() + u64::from(self.sqe.nlb());
+                self.sqe.slba() < blocks.end && blocks.start < end
+            }
+            // The blocks of the others are in their data.
+            _ => true,
+        }
     }
 
     /// Whether a device operation is in flight.

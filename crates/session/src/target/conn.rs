@@ -202,6 +202,7 @@ impl<E: TargetEnv> TargetConn<E> {
             self.start_waiting_commands(env, outbox);
             self.acknowledge_changes(env);
         }
+        self.context.release_locks(env);
         if let Err(Closed::Protocol(error)) = &outcome {
             if error.fes == Fes::HeaderDigest {
                 self.context.report_digest_error(WrongDigest::Header, env);
@@ -380,6 +381,7 @@ impl<E: TargetEnv> TargetConn<E> {
             env.traced(&ordered.tracer.on_sent(env.instant()));
         }
         self.start_waiting_commands(env, outbox);
+        self.context.release_locks(env);
     }
 
     /// Notes that the socket takes no more bytes at time `now`. The connection waits for the peer
@@ -429,6 +431,7 @@ impl<E: TargetEnv> TargetConn<E> {
             ordered.finish_batch(&mut self.context, &[], env, outbox);
         }
         self.start_waiting_commands(env, outbox);
+        self.context.release_locks(env);
         self.acknowledge_fences(env, outbox);
         self.acknowledge_changes(env);
         if self.context.is_closing {
@@ -451,6 +454,13 @@ impl<E: TargetEnv> TargetConn<E> {
                 Notice::Close(why) => end = Err(Closed::Ended(why)),
                 Notice::Fence { id, volume, scope } => {
                     self.on_fence_raised(id, volume, scope, env, outbox);
+                }
+                Notice::Drain { id, ns_index, blocks } => {
+                    self.on_drain(id, ns_index, &blocks, env, outbox);
+                }
+                Notice::BlocksLocked { ticket } => {
+                    self.plain.on_blocks_locked(&mut self.context, ticket, env, outbox);
+                    self.batch_ended(env, outbox);
                 }
                 Notice::Fenced { id } => {
                     if let Some(admin) = &mut self.admin {
@@ -481,6 +491,7 @@ impl<E: TargetEnv> TargetConn<E> {
                 }
             }
         }
+        self.context.release_locks(env);
         if self.context.is_closing { Ok(()) } else { end }
     }
 
@@ -607,6 +618,7 @@ impl<E: TargetEnv> TargetConn<E> {
         for index in self.context.commands.indices_where(is_at_rest) {
             self.context.remove_command(index);
         }
+        self.context.release_locks(env);
         if self.context.queue.is_some() {
             let (id, association, now) = (self.context.id, self.context.association(), env.now());
             let admin = self.admin.as_ref();

@@ -9,12 +9,14 @@
 use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::sync::atomic::AtomicU64;
 
 use riopipe_nvme::command::{Cqe, Sgl, Sqe, Status};
 use riopipe_nvme::pdu::{DataHdr, PduError, Tx};
 use riopipe_order::probe::{self, Rare};
 
+use super::block_locks::LockTicket;
 use super::budget::Reservation;
 use super::closed::Closed;
 use super::commands::{Commands, Stage};
@@ -84,6 +86,9 @@ pub(super) struct Context<E: TargetEnv> {
     /// The namespaces for which this connection is noted as a writer. A claim of one of them asks
     /// the connection to drain (trap T8).
     pub(super) noted_namespaces: NotedNamespaces,
+    /// The locks of commands that have ended, each with its namespace index. They are released at the
+    /// end of the event.
+    pub(super) locks_to_release: Vec<(usize, LockTicket)>,
     /// The owner of the stream that this connection carries, or carried last, has been fenced. The
     /// stream has ended (trap T8).
     pub(super) is_fenced: bool,
@@ -109,6 +114,7 @@ impl<E: TargetEnv> Context<E> {
             held_bytes: 0,
             reservation: Reservation::default(),
             noted_namespaces: NotedNamespaces::default(),
+            locks_to_release: Vec::new(),
             is_fenced: false,
             is_closing: false,
         }
@@ -177,6 +183,9 @@ impl<E: TargetEnv> Context<E> {
     /// Takes a command out of the table without a completion.
     #[inline(always)]
     pub(super) fn remove_command(&mut self, index: u16) {
+        if self.commands[index].lock.is_some() {
+            self.give_up_lock(index);
+        }
         self.held_bytes -= self.commands.remove(index);
     }
 

@@ -122,6 +122,10 @@ impl PlainIo {
             if let Err(status) = context.guard(ns_index, env) {
                 return context.complete_command(index, status, 0, outbox);
             }
+            if context.must_wait_for_blocks(index, range.lba, range.blocks.into(), env) {
+                context.commands[index].begun_range_count = number;
+                return;
+            }
             let failures = self.note_plain_write(context, ns_index);
             note_failures_before(&mut context.commands[index], failures);
             match env.device(ns_index).deallocate(op.0, range.lba, range.blocks.into()) {

@@ -44,6 +44,13 @@ impl<E: TargetEnv> Context<E> {
         }
     }
 
+    /// Like [`refuses_read`](Self::refuses_read), for a read that has not begun. It is also refused
+    /// on a connection whose stream was fenced.
+    #[inline]
+    pub(super) fn refuses_new_read(&self, ns_index: usize) -> Option<Status> {
+        if self.is_fenced { Some(fenced_owner()) } else { self.refuses_read(ns_index) }
+    }
+
     /// The status with which an ordered write is refused that is behind a refused one. If the
     /// association has ended, nothing has failed: the host must connect again, as after any other
     /// command of this queue.

@@ -54,6 +54,9 @@ pub struct NamespaceState {
     /// [`NO_LEASE_END`] (trap T25).
     lease_end_ns: AtomicU64,
     pub(super) flushes: DriveFlushes,
+    /// How many exclusive locks of blocks are held or waited for. Changed under the lock of
+    /// [`Shared`](super::Shared).
+    lock_count: AtomicU64,
     /// The sequence of epochs, for a drive with a cache barrier.
     pub(super) sequence: EpochSequence,
 }
@@ -64,6 +67,7 @@ impl Default for NamespaceState {
             guard: AtomicU64::new(OPEN_TO_ALL),
             lease_end_ns: AtomicU64::new(NO_LEASE_END),
             flushes: DriveFlushes::new(),
+            lock_count: AtomicU64::new(0),
             sequence: EpochSequence::default(),
         }
     }
@@ -110,6 +114,17 @@ impl NamespaceState {
     pub(super) fn open_to_all(&self) {
         self.lease_end_ns.store(NO_LEASE_END, Ordering::SeqCst);
         self.guard.store(OPEN_TO_ALL, Ordering::SeqCst);
+    }
+
+    /// Whether any block is locked, so that a command which changes blocks may have to wait.
+    #[inline(always)]
+    pub(super) fn has_locks(&self) -> bool {
+        self.lock_count.load(Ordering::Acquire) > 0
+    }
+
+    /// Publishes the number of exclusive locks.
+    pub(super) fn set_lock_count(&self, count: usize) {
+        self.lock_count.store(count as u64, Ordering::SeqCst);
     }
 
     /// How many FLUSHes of this drive have failed (trap T22), as far as the cores that sent them

@@ -1,5 +1,5 @@
 //! Plain I/O commands, outside of ordered streams: Read, Write, Flush and Write Zeroes.
-//! (`dataset.rs` has Dataset Management.)
+//! (`compare.rs` has Compare, `fused.rs` Compare and Write, `dataset.rs` Dataset Management.)
 //!
 //! A command is checked, its buffer is charged to the budget if it needs one, and its operation
 //! goes to the drive. [`PlainIo::on_device_result`] continues when the operation has come back. A
@@ -13,12 +13,14 @@ use riopipe_order::probe::{self, Plant};
 
 use riopipe_order::write_order::WriteOrder;
 
+use super::block_locks::LockTicket;
 use super::closed::Closed;
 use super::commands::{Command, Stage};
-use super::context::{Context, InsertedCommand, fenced_owner, is_in_capsule};
+use super::context::{Context, InsertedCommand, is_in_capsule};
 use super::drive_order::{OrderedWrites, count_crossing, is_in_drive_order};
 use super::env::{TargetEnv, status_of};
 use super::epoch_use::{EpochUse, is_stream_failure};
+use super::fused::FirstHalf;
 use super::ids::OpId;
 use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
 use super::transfer::piece_of;
@@ -37,6 +39,8 @@ pub(super) struct PlainIo {
     /// no such write. If more FLUSHes have failed when a FLUSH succeeds, writes may be lost (trap
     /// T22).
     failures_at_first_write: alloc::vec::Vec<Option<u64>>,
+    /// The first half of a fused operation, if it was the last command.
+    pub(super) first_half: FirstHalf,
 }
 
 /// A Write that has passed all checks.
@@ -98,6 +102,15 @@ impl PlainIo {
             return context.insert_and_request_data(sqe, ns_index, data_len, env, outbox);
         }
         let index = context.next_index()?;
+        if context.namespaces.at(ns_index).state.has_locks() {
+            context.commands.insert(sqe, Stage::Device, ns_index);
+            if context.keep_capsule_data(index, data, env) {
+                self.submit_received_write(context, index, env, outbox);
+            } else {
+                context.complete_command(index, Status::INTERNAL, 0, outbox);
+            }
+            return Ok(());
+        }
         let failures = self.note_plain_write(context, ns_index);
         count_crossing(context, ns_index);
         let op = OpId::new(context.key, index);
@@ -131,6 +144,7 @@ impl PlainIo {
                 self.on_ordered_data(context, index, env, outbox);
             }
             opcode::WRITE => self.submit_received_write(context, index, env, outbox),
+            opcode::COMPARE => self.read_to_compare(context, index, env, outbox),
             _ => self.begin_dataset(context, index, env, outbox),
         }
     }
@@ -148,6 +162,10 @@ impl PlainIo {
         // Another host may have claimed the volume while the data was in transit (trap T21).
         if let Err(status) = context.guard(ns_index, env) {
             return context.complete_command(index, status, 0, outbox);
+        }
+        let blocks = (context.commands[index].buf_len() / BLOCK_SIZE as usize) as u64;
+        if context.must_wait_for_blocks(index, lba, blocks, env) {
+            return;
         }
         let command = &mut context.commands[index];
         let Some(buf) = command.buf.take() else {
@@ -200,8 +218,7 @@ impl PlainIo {
         outbox: &mut Outbox<E::Buf>,
     ) {
         let ns_index = usize::from(context.commands[index].ns_index);
-        let refusal =
-            if context.is_fenced { Some(fenced_owner()) } else { context.refuses_read(ns_index) };
+        let refusal = context.refuses_new_read(ns_index);
         let command = &mut context.commands[index];
         if is_in_drive_order(&command.sqe) {
             if let Some(status) = command.early_status {
@@ -210,6 +227,9 @@ impl PlainIo {
             return self.request_ordered_data(context, index, env, outbox);
         }
         let command = &mut context.commands[index];
+        if command.sqe.opcode() == opcode::COMPARE && command.buf.is_some() {
+            return self.read_to_compare(context, index, env, outbox);
+        }
         if command.sqe.opcode() != opcode::READ {
             return context.request_data_or_fail(index, env, outbox);
         }
@@ -349,8 +369,28 @@ impl PlainIo {
         else {
             return Ok(());
         };
-        let op = OpId::new(context.key, index);
+        debug_assert_eq!(usize::from(context.commands[index].ns_index), ns_index);
+        self.submit_write_zeroes(context, index, env, outbox);
+        Ok(())
+    }
+
+    /// Submits a Write Zeroes that has passed the guard, as soon as no other command has locked its
+    /// blocks.
+    fn submit_write_zeroes<E: TargetEnv>(
+        &mut self,
+        context: &mut Context<E>,
+        index: u16,
+        env: &mut E,
+        outbox: &mut Outbox<E::Buf>,
+    ) {
+        let Command { sqe, ns_index, .. } = context.commands[index];
+        let ns_index = usize::from(ns_index);
         let (lba, blocks) = (sqe.slba(), u64::from(sqe.nlb()));
+        if context.must_wait_for_blocks(index, lba, blocks, env) {
+            return;
+        }
+        context.commands[index].stage = Stage::Device;
+        let op = OpId::new(context.key, index);
         let failures = self.note_plain_write(context, ns_index);
         note_failures_before(&mut context.commands[index], failures);
         if let Submitted::Done(result) =
@@ -358,7 +398,32 @@ impl PlainIo {
         {
             self.on_device_result(context, index, result, env, outbox);
         }
-        Ok(())
+    }
+
+    /// Continues a command that has waited for its blocks.
+    pub(super) fn on_blocks_locked<E: TargetEnv>(
+        &mut self,
+        context: &mut Context<E>,
+        ticket: LockTicket,
+        env: &mut E,
+        outbox: &mut Outbox<E::Buf>,
+    ) {
+        // The command may have been aborted meanwhile.
+        let Some(index) = context.command_with_lock(ticket) else { return };
+        let command = &context.commands[index];
+        if command.stage != Stage::Locked {
+            return;
+        }
+        let ns_index = usize::from(command.ns_index);
+        match (command.sqe.opcode(), command.partner) {
+            (_, Some(_)) => self.compare_half(context, index, env, outbox),
+            (opcode::WRITE, None) => self.submit_received_write(context, index, env, outbox),
+            (opcode::WRITE_ZEROES, None) => match context.guard(ns_index, env) {
+                Ok(()) => self.submit_write_zeroes(context, index, env, outbox),
+                Err(status) => context.complete_command(index, status, 0, outbox),
+            },
+            _ => self.deallocate_next(context, index, env, outbox),
+        }
     }
 
     /// Takes in the result of a plain command's device operation.
@@ -390,7 +455,7 @@ impl PlainIo {
             Err(error) if was_flush && is_stream_failure(&error) => {
                 wire::status::POISONED.with_dnr()
             }
-            Err(error) => status_of(&error, code == opcode::READ),
+            Err(error) => status_of(&error, matches!(code, opcode::READ | opcode::COMPARE)),
             // There is no peer, so the status does not matter.
             Ok(_) if context.is_closing => Status::SUCCESS,
             Ok(buf) => match code {
@@ -406,6 +471,12 @@ impl PlainIo {
                     }
                     return;
                 }
+                opcode::COMPARE if context.commands[index].partner.is_some() => {
+                    return self.write_half(context, index, buf.as_ref(), env, outbox);
+                }
+                opcode::COMPARE => {
+                    return self.on_content_read(context, index, buf.as_ref(), env, outbox);
+                }
                 opcode::WRITE if context.begin_next_piece(index) => {
                     return context.request_data_or_fail(index, env, outbox);
                 }
@@ -418,7 +489,7 @@ impl PlainIo {
                 _ => Status::SUCCESS,
             },
         };
-        context.complete_command(index, status, 0, outbox);
+        context.complete_with_partner(index, status, outbox);
     }
 
     /// Submits the FLUSH that follows a write with FUA.
@@ -451,7 +522,7 @@ impl PlainIo {
         } else {
             Status::SUCCESS
         };
-        context.complete_command(index, status, 0, outbox);
+        context.complete_with_partner(index, status, outbox);
     }
 }
 

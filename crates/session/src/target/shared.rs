@@ -9,6 +9,7 @@
 mod change;
 mod controllers;
 mod draining;
+mod locking;
 mod notices;
 
 use alloc::collections::BTreeMap;
@@ -29,6 +30,7 @@ pub(super) use self::notices::DriveChange;
 use self::notices::Fence;
 pub use self::notices::{FenceScope, Notice};
 use super::access::{Access, Admission};
+use super::block_locks::BlockLocks;
 use super::budget::{Budget, Reservation};
 use super::epoch_streams::EpochStreams;
 use super::identity::{DiscoveryPort, Identity};
@@ -80,6 +82,9 @@ pub struct Shared<R: Region> {
     next_abort_id: u64,
     /// By namespace index: the connections that wait for a change of the drive.
     conns_awaiting_change: BTreeMap<(usize, DriveChange), Vec<ConnId>>,
+    /// By namespace index: the locks of blocks.
+    block_locks: BTreeMap<usize, BlockLocks>,
+    next_lock: u64,
     /// The connections to wake when the lock is released.
     conns_to_wake: Vec<ConnId>,
     /// Volumes, their owners and logs.
@@ -124,6 +129,8 @@ impl<R: Region> Shared<R> {
             next_fence_id: 1,
             next_abort_id: 1,
             conns_awaiting_change: BTreeMap::new(),
+            block_locks: BTreeMap::new(),
+            next_lock: 1,
             conns_to_wake: Vec::new(),
             volumes,
             discovery_generation: 1,

@@ -46,7 +46,8 @@ impl<E: TargetEnv> Context<E> {
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let index = self.insert_command(sqe, Stage::Budget, ns_index)?;
-        if self.charge_or_enqueue(index, piece_of(data_len), outbox) {
+        let first_piece = data_len.min(self.commands[index].piece_max());
+        if self.charge_or_enqueue(index, first_piece, outbox) {
             self.request_data_or_fail(index, env, outbox);
         }
         Ok(())
@@ -55,15 +56,19 @@ impl<E: TargetEnv> Context<E> {
     /// Continues a read or write with its next piece, if there is one: the current one has reached
     /// the drive, or has gone to the host. The caller begins the new piece.
     pub(super) fn begin_next_piece(&mut self, index: u16) -> bool {
+        if self.commands[index].lock.is_some() {
+            self.give_up_lock(index);
+        }
         let command = &mut self.commands[index];
+        let piece_max = command.piece_max();
         let next_offset = command.piece_offset + command.data_len;
         let total_bytes = command.sqe.nlb() * BLOCK_SIZE;
         // Data in a capsule is never in pieces, and a smaller piece is the last one.
-        if command.data_len < CONNECTION_BYTES as u32 || next_offset >= total_bytes {
+        if command.data_len < piece_max || next_offset >= total_bytes {
             return false;
         }
         command.piece_offset = next_offset;
-        command.data_len = piece_of(total_bytes - next_offset);
+        command.data_len = piece_max.min(total_bytes - next_offset);
         true
     }
 
@@ -101,7 +106,7 @@ impl<E: TargetEnv> Context<E> {
     /// Reserves the memory for the buffer of a command. Returns whether that succeeded.
     fn try_reserve(&mut self, index: u16, outbox: &Outbox<E::Buf>) -> bool {
         let used_bytes = self.held_bytes + outbox.len_bytes();
-        let needed_bytes = used_bytes + self.commands[index].data_len as usize;
+        let needed_bytes = used_bytes + self.commands[index].piece_memory();
         // A connection that holds nothing may always hold the buffer of one command. Otherwise it
         // might wait for other connections without end.
         used_bytes == 0 || needed_bytes <= TRANSFER_BUDGET && self.reservation.grow(needed_bytes)
@@ -110,7 +115,7 @@ impl<E: TargetEnv> Context<E> {
     /// Counts the buffer of a command against the budget.
     fn charge_budget(&mut self, index: u16) {
         let command = &mut self.commands[index];
-        command.charged_bytes = command.data_len as usize;
+        command.charged_bytes = command.piece_memory();
         self.held_bytes += command.charged_bytes;
     }
 

@@ -130,6 +130,18 @@ impl Sqe {
         self
     }
 
+    /// As the first half of a fused operation.
+    pub fn first_half(mut self) -> Self {
+        self.0[1] |= 1;
+        self
+    }
+
+    /// As the second half of a fused operation.
+    pub fn second_half(mut self) -> Self {
+        self.0[1] |= 2;
+        self
+    }
+
     /// With another value in command dword `i`.
     pub fn dword(mut self, i: usize, value: u32) -> Self {
         self.0[4 * i..4 * i + 4].copy_from_slice(&value.to_le_bytes());
@@ -219,6 +231,16 @@ pub fn write(cid: u16, nsid: u32, lba: u64, count: u32) -> Sqe {
 /// Write whose data is asked for.
 pub fn write_r2t(cid: u16, nsid: u32, lba: u64, count: u32) -> Sqe {
     blocks(0x01, cid, nsid, lba, count).transport(count * 4096)
+}
+
+/// Compare with its data in the capsule.
+pub fn compare(cid: u16, nsid: u32, lba: u64, count: u32) -> Sqe {
+    blocks(0x05, cid, nsid, lba, count).inline(count * 4096)
+}
+
+/// Compare whose data is asked for.
+pub fn compare_r2t(cid: u16, nsid: u32, lba: u64, count: u32) -> Sqe {
+    blocks(0x05, cid, nsid, lba, count).transport(count * 4096)
 }
 
 /// Write Zeroes.

@@ -8,10 +8,10 @@
 //! admin queue <--Notice::AbortEnded-- and completes the Abort
 //! ```
 //!
-//! A command can be aborted where it waits: for the memory of its data, for its data, and for a drive
-//! that has as many operations as it takes. A command at a drive runs to its end, and so does a command
+//! A command can be aborted where it waits: for the memory of its data, for its data, for blocks that
+//! another command has locked, and for a drive that has as many operations as it takes. A command at a drive runs to its end, and so does a command
 //! in pieces once its first piece has been carried out. A write with a place in an order, of a stream
-//! or of a drive, is never aborted: those behind it rely on it.
+//! or of a drive, is never aborted: those behind it rely on it. Neither is half of a fused operation.
 
 use riopipe_nvme::command::{Status, opcode};
 use riopipe_order::block_device::BlockDevice;
@@ -58,7 +58,8 @@ impl<E: TargetEnv> TargetConn<E> {
         // A FLUSH is known to the FLUSHes of other connections (trap T29). Of a Dataset Management
         // command, some ranges may be deallocated already.
         let has_one_operation =
-            matches!(command.sqe.opcode(), opcode::READ | opcode::WRITE | opcode::WRITE_ZEROES);
+            matches!(command.sqe.opcode(), opcode::READ | opcode::WRITE | opcode::WRITE_ZEROES)
+                && command.partner.is_none();
         let may_be_aborted = command.stage == Stage::Device
             && has_one_operation
             && command.piece_offset == 0
@@ -92,7 +93,13 @@ impl<E: TargetEnv> Context<E> {
         if command.is_ordered || is_in_drive_order(&command.sqe) || command.piece_offset > 0 {
             return false;
         }
+        if command.partner.is_some() {
+            return false;
+        }
         match command.stage {
+            Stage::Locked if command.begun_range_count == 0 => {
+                self.complete_command(index, Status::ABORT_REQUESTED, 0, outbox);
+            }
             Stage::Budget => {
                 self.waiting_for_budget.retain(|waiting| *waiting != index);
                 self.complete_command(index, Status::ABORT_REQUESTED, 0, outbox);

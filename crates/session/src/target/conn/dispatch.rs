@@ -79,12 +79,19 @@ impl<E: TargetEnv> TargetConn<E> {
         if context.sqhd >= queue.entries {
             context.sqhd = 0;
         }
+        let is_admin = queue.qid == 0;
+        if self.plain.awaits_second_half()
+            && (!capsule.sqe.is_second_half() || wire::is_ordered(capsule.sqe))
+        {
+            self.plain.end_first_half(context, Status::FUSED_MISSING.with_dnr(), outbox);
+        }
         if context.commands.has_cid(cid) {
+            self.plain.end_first_half(context, Status::FUSED_FAILED.with_dnr(), outbox);
             self.plain.on_unread_command(context, capsule.sqe, outbox);
             context.send_completion(cid, Status::COMMAND_ID_CONFLICT.with_dnr(), 0, outbox);
             return Ok(());
         }
-        if queue.qid == 0 {
+        if is_admin {
             self.execute_admin(capsule, env, outbox)
         } else {
             self.execute_io(capsule, env, outbox)
@@ -140,18 +147,19 @@ impl<E: TargetEnv> TargetConn<E> {
         let cid = sqe.cid();
         if !is_digest_valid {
             plain.on_unread_command(context, sqe, outbox);
+            plain.on_unread_half(context, sqe, outbox);
             context.send_completion(cid, Status::TRANSIENT_TRANSPORT, 0, outbox);
             return Ok(());
         }
         if sqe.fuse() != 0 {
             plain.on_unread_command(context, sqe, outbox);
-            context.send_completion(cid, Status::INVALID_FIELD.with_dnr(), 0, outbox);
-            return Ok(());
+            return plain.fused_command(context, sqe, data, env, outbox);
         }
         match sqe.opcode() {
             opcode::WRITE => plain.write(context, sqe, data, env, outbox),
             opcode::READ => plain.read(context, sqe, env, outbox),
             opcode::FLUSH => plain.flush(context, sqe, env, outbox),
+            opcode::COMPARE => plain.compare(context, sqe, data, env, outbox),
             opcode::WRITE_ZEROES => plain.write_zeroes(context, sqe, env, outbox),
             opcode::DATASET_MANAGEMENT => plain.dataset(context, sqe, data, env, outbox),
             wire::IO_BIND => {
@@ -247,6 +255,9 @@ impl<E: TargetEnv> TargetConn<E> {
                 // A write in its drive's order stops those behind it if it fails.
                 (Some(_), None) if is_in_drive_order(&command.sqe) => {
                     plain.on_ordered_data(context, index, env, outbox);
+                }
+                (_, None) if command.partner.is_some() => {
+                    plain.on_half_data(context, index, env, outbox);
                 }
                 (Some(status), _) => context.complete_command(index, status, 0, outbox),
                 (None, Some(admin)) => admin.on_data_ready(context, index, env, outbox),

@@ -12,6 +12,7 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_order::attribute::{Member, VolumeId};
@@ -163,6 +164,25 @@ impl<E: TargetEnv> TargetConn<E> {
             self.return_stream(env, outbox);
         }
         self.acknowledge_fences(env, outbox);
+    }
+
+    /// Takes in a fence of blocks that another command has locked. The fence joins the next round of
+    /// [`Fences`] if an operation in flight may change these blocks.
+    pub(super) fn on_drain(
+        &mut self,
+        id: u64,
+        ns_index: usize,
+        blocks: &Range<u64>,
+        env: &mut E,
+        outbox: &mut Outbox<E::Buf>,
+    ) {
+        if self.context.commands.any(|command| command.may_be_changing(ns_index, blocks)) {
+            self.fences.next_round.push(id);
+            self.acknowledge_fences(env, outbox);
+        } else {
+            let conn = self.context.id;
+            update_shared(env, |shared| shared.acknowledge(id, conn));
+        }
     }
 
     /// Ends the current round if none of its operations is in flight any more: acknowledges the

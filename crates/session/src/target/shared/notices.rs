@@ -7,6 +7,7 @@
 use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use riopipe_nvme::command::AbortTarget;
 use riopipe_order::attribute::VolumeId;
@@ -14,6 +15,7 @@ use riopipe_order::probe::{self, Plant};
 use riopipe_order::region::Region;
 
 use super::{ConnEntry, Shared};
+use crate::target::block_locks::LockTicket;
 use crate::target::ids::ConnId;
 
 /// A request to a connection, because of an event on another one.
@@ -30,6 +32,21 @@ pub enum Notice {
         volume: VolumeId,
         /// The connections that must acknowledge the fence.
         scope: FenceScope,
+    },
+    /// The connection must acknowledge the fence when the device operations that are in flight now
+    /// and may change these blocks have come back. Its stream goes on.
+    Drain {
+        /// The fence to acknowledge.
+        id: u64,
+        /// The index of the namespace.
+        ns_index: usize,
+        /// The blocks.
+        blocks: Range<u64>,
+    },
+    /// A command of this connection may use the blocks for which it has waited.
+    BlocksLocked {
+        /// The command's lock of the blocks.
+        ticket: LockTicket,
     },
     /// All connections have acknowledged a fence that this connection has raised.
     Fenced {
@@ -84,14 +101,27 @@ pub enum FenceScope {
     OwnerOnly,
 }
 
-/// A fence that has been raised. The connection that raised it, the *claimant*, waits until others
-/// have acknowledged it (trap T8).
+/// A fence that has been raised. Someone waits until others have acknowledged it (trap T8).
 #[derive(Debug)]
 pub(super) struct Fence {
     /// The connections that have not acknowledged the fence yet.
     waiting_for: BTreeSet<ConnId>,
-    /// The connection that waits.
-    claimant: ConnId,
+    /// The consequence of its end.
+    end: FenceEnd,
+}
+
+/// The consequence of the end of a fence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FenceEnd {
+    /// The connection that raised it, the *claimant*, may go on.
+    Claimant(ConnId),
+    /// No operation that began before the lock uses its blocks any more.
+    Lock {
+        /// The connection whose command has locked the blocks.
+        conn: ConnId,
+        /// The lock.
+        ticket: LockTicket,
+    },
 }
 
 impl<R: Region> Shared<R> {
@@ -150,7 +180,8 @@ impl<R: Region> Shared<R> {
         if scope == FenceScope::AllAssociations && probe::is_bug_planted(Plant::T8ClaimNoWait) {
             return None;
         }
-        self.fences.insert(id, Fence { waiting_for, claimant });
+        let end = FenceEnd::Claimant(claimant);
+        self.fences.insert(id, Fence { waiting_for, end });
         if scope == FenceScope::AllAssociations {
             self.volumes.on_fence_raised(volume, id, &self.namespaces);
         }
@@ -166,11 +197,43 @@ impl<R: Region> Shared<R> {
         };
         fence.waiting_for.remove(&conn);
         if fence.waiting_for.is_empty() {
-            let claimant = fence.claimant;
+            let end = fence.end;
             self.fences.remove(&id);
-            self.volumes.on_fence_ended(id, &self.namespaces);
-            self.leave_notice(claimant, Notice::Fenced { id });
+            match end {
+                FenceEnd::Claimant(claimant) => {
+                    self.volumes.on_fence_ended(id, &self.namespaces);
+                    self.leave_notice(claimant, Notice::Fenced { id });
+                }
+                FenceEnd::Lock { conn, ticket } => {
+                    self.leave_notice(conn, Notice::BlocksLocked { ticket });
+                }
+            }
         }
+    }
+
+    /// Raises a fence that ends when no operation which has begun before may change these blocks
+    /// any more. `apart_from` is a connection that has none. Returns the id of the fence; `None` if
+    /// there is no connection to wait for.
+    pub(super) fn raise_drain(
+        &mut self,
+        ns_index: usize,
+        blocks: &Range<u64>,
+        apart_from: Option<ConnId>,
+        end: FenceEnd,
+    ) -> Option<u64> {
+        let mut waiting_for = self.writers.of([ns_index].into_iter());
+        waiting_for.retain(|conn| Some(*conn) != apart_from && self.conns.contains_key(conn));
+        if waiting_for.is_empty() {
+            return None;
+        }
+        let id = self.next_fence_id;
+        self.next_fence_id += 1;
+        for conn in &waiting_for {
+            let blocks = blocks.clone();
+            self.leave_notice(*conn, Notice::Drain { id, ns_index, blocks });
+        }
+        self.fences.insert(id, Fence { waiting_for, end });
+        Some(id)
     }
 
     /// Asks an I/O queue of a controller to abort a command. Returns the number of the Abort, which
