@@ -70,6 +70,8 @@ pub const ONCS_DSM: u16 = 1 << 2;
 pub const ONCS_WRITE_ZEROES: u16 = 1 << 3;
 /// ONCS bit: the Save field of Set Features and Select of Get Features.
 pub const ONCS_SAVE_SELECT: u16 = 1 << 4;
+/// ONCS bit: Verify.
+pub const ONCS_VERIFY: u16 = 1 << 7;
 /// CTRATT bit: 128-bit host identifiers.
 pub const CTRATT_HOSTID_128: u32 = 1 << 0;
 /// CTRATT bit: any command counts as a keep alive (traffic based keep alive).
@@ -564,6 +566,8 @@ impl Descriptors {
 /// does not give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct NvmController {
+    /// Byte 0: the largest Verify covers 2^this memory pages; 0: no limit.
+    pub vsl: u8,
     /// Byte 1: the largest Write Zeroes covers 2^this memory pages; 0: no limit.
     pub wzsl: u8,
     /// Byte 3: largest number of ranges of a Dataset Management; 0: no limit.
@@ -579,6 +583,7 @@ impl NvmController {
     #[must_use]
     pub fn encode(&self) -> [u8; LEN] {
         let mut bytes = [0; LEN];
+        bytes[0] = self.vsl;
         bytes[1] = self.wzsl;
         bytes[3] = self.dmrl;
         put_u32(&mut bytes, 4, self.dmrsl);
@@ -592,7 +597,13 @@ impl NvmController {
     /// [`ShortData`], if `data` has fewer than 4096 bytes.
     pub fn decode(data: &[u8]) -> Result<Self, ShortData> {
         let bytes = whole::<LEN>(data, "identify controller of the NVM command set")?;
-        Ok(Self { wzsl: bytes[1], dmrl: bytes[3], dmrsl: u32_at(bytes, 4), dmsl: u64_at(bytes, 8) })
+        Ok(Self {
+            vsl: bytes[0],
+            wzsl: bytes[1],
+            dmrl: bytes[3],
+            dmrsl: u32_at(bytes, 4),
+            dmsl: u64_at(bytes, 8),
+        })
     }
 }
 

@@ -238,6 +238,7 @@ pub fn effects(has_io_queues: bool) -> [u8; 4096] {
             (opcode::WRITE, CSUPP | LBCC),
             (opcode::READ, CSUPP),
             (opcode::COMPARE, CSUPP),
+            (opcode::VERIFY, CSUPP),
             (opcode::WRITE_ZEROES, CSUPP | LBCC),
             (opcode::DATASET_MANAGEMENT, CSUPP | LBCC),
         ] {

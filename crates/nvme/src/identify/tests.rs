@@ -150,9 +150,9 @@ fn descriptor_bytes() {
 
 #[test]
 fn command_set_structures() {
-    let bytes = page(&[(1, &[9]), (3, &[255, 0, 0, 1, 0]), (8, &[0, 0, 0, 2])]);
+    let bytes = page(&[(0, &[7, 9]), (3, &[255, 0, 0, 1, 0]), (8, &[0, 0, 0, 2])]);
     let id = NvmController::decode(&bytes).unwrap();
-    assert_eq!(id, NvmController { wzsl: 9, dmrl: 255, dmrsl: 0x10000, dmsl: 2 << 24 });
+    assert_eq!(id, NvmController { vsl: 7, wzsl: 9, dmrl: 255, dmrsl: 0x10000, dmsl: 2 << 24 });
     assert_eq!(id.encode()[..], bytes[..]);
     assert_eq!(common_namespace(0x10, 1, 0)[..], page(&[(0, &[0x10, 1]), (14, &[1])])[..]);
     assert_eq!(command_sets()[..], page(&[(0, &[1])])[..]);

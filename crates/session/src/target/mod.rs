@@ -43,6 +43,7 @@ mod shared;
 mod sync;
 mod tracer;
 mod transfer;
+mod verify;
 mod volumes;
 mod writers;
 

@@ -1,5 +1,6 @@
 //! Plain I/O commands, outside of ordered streams: Read, Write, Flush and Write Zeroes.
-//! (`compare.rs` has Compare, `fused.rs` Compare and Write, `dataset.rs` Dataset Management.)
+//! (`compare.rs` has Compare, `fused.rs` Compare and Write, `verify.rs` Verify, `dataset.rs` Dataset
+//! Management.)
 //!
 //! A command is checked, its buffer is charged to the budget if it needs one, and its operation
 //! goes to the drive. [`PlainIo::on_device_result`] continues when the operation has come back. A
@@ -230,6 +231,9 @@ impl PlainIo {
         if command.sqe.opcode() == opcode::COMPARE && command.buf.is_some() {
             return self.read_to_compare(context, index, env, outbox);
         }
+        if command.sqe.opcode() == opcode::VERIFY {
+            return self.read_to_verify(context, index, env, outbox);
+        }
         if command.sqe.opcode() != opcode::READ {
             return context.request_data_or_fail(index, env, outbox);
         }
@@ -455,7 +459,7 @@ impl PlainIo {
             Err(error) if was_flush && is_stream_failure(&error) => {
                 wire::status::POISONED.with_dnr()
             }
-            Err(error) => status_of(&error, matches!(code, opcode::READ | opcode::COMPARE)),
+            Err(error) => status_of(&error, is_read(code)),
             // There is no peer, so the status does not matter.
             Ok(_) if context.is_closing => Status::SUCCESS,
             Ok(buf) => match code {
@@ -477,6 +481,7 @@ impl PlainIo {
                 opcode::COMPARE => {
                     return self.on_content_read(context, index, buf.as_ref(), env, outbox);
                 }
+                opcode::VERIFY => return self.on_piece_verified(context, index, env, outbox),
                 opcode::WRITE if context.begin_next_piece(index) => {
                     return context.request_data_or_fail(index, env, outbox);
                 }
@@ -531,6 +536,11 @@ impl PlainIo {
 #[inline]
 fn must_flush<E: TargetEnv>(context: &Context<E>, sqe: &Sqe, ns_index: usize) -> bool {
     sqe.fua() && context.namespaces.at(ns_index).config.volatile
+}
+
+/// Whether the operation of this command on the drive is a read.
+const fn is_read(code: u8) -> bool {
+    matches!(code, opcode::READ | opcode::COMPARE | opcode::VERIFY)
 }
 
 /// Notes with a write how many FLUSHes of the drive had failed when its first piece was submitted.

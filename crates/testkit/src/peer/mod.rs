@@ -243,6 +243,11 @@ pub fn compare_r2t(cid: u16, nsid: u32, lba: u64, count: u32) -> Sqe {
     blocks(0x05, cid, nsid, lba, count).transport(count * 4096)
 }
 
+/// Verify.
+pub fn verify(cid: u16, nsid: u32, lba: u64, count: u32) -> Sqe {
+    blocks(0x0c, cid, nsid, lba, count)
+}
+
 /// Write Zeroes.
 pub fn write_zeroes(cid: u16, nsid: u32, lba: u64, count: u32, deallocate: bool) -> Sqe {
     let mut sqe = blocks(0x08, cid, nsid, lba, count);

@@ -295,7 +295,10 @@ fn io_controller(identity: &Identity, cntlid: u16, namespaces: &Namespaces) -> C
         maxcmd: QUEUE_ENTRIES_MAX,
         nn: highest_nsid,
         mnan: highest_nsid,
-        oncs: identify::ONCS_COMPARE | identify::ONCS_DSM | identify::ONCS_WRITE_ZEROES,
+        oncs: identify::ONCS_COMPARE
+            | identify::ONCS_DSM
+            | identify::ONCS_WRITE_ZEROES
+            | identify::ONCS_VERIFY,
         fuses: identify::FUSES_COMPARE_AND_WRITE,
         // One block: more is not written as a whole (assumption M1).
         acwu: 0,

@@ -1,0 +1,84 @@
+//! Verify: checks that blocks can be read (NVM §3.2.4). No data goes to the host.
+//!
+//! The blocks are read in pieces, each within the budget of the connection. VSL is 0: a Verify may
+//! have as many blocks as a command can name.
+
+use riopipe_nvme::command::{Sqe, Status};
+use riopipe_order::block_device::{BlockDevice, Submitted};
+
+use super::closed::Closed;
+use super::commands::Stage;
+use super::context::{Context, InsertedCommand};
+use super::env::TargetEnv;
+use super::ids::OpId;
+use super::limits::BLOCK_SIZE;
+use super::plain::PlainIo;
+use super::transfer::piece_of;
+use crate::outbox::Outbox;
+
+impl PlainIo {
+    /// Begins a Verify when the connection may hold the buffer for its first piece (trap T28).
+    pub(super) fn verify<E: TargetEnv>(
+        &mut self,
+        context: &mut Context<E>,
+        sqe: &Sqe,
+        env: &mut E,
+        outbox: &mut Outbox<E::Buf>,
+    ) -> Result<(), Closed> {
+        let checked = context.check_blocks(sqe);
+        let data_len = sqe.nlb() * BLOCK_SIZE;
+        if let Some(InsertedCommand { index, .. }) =
+            context.insert_or_refuse(sqe, Stage::Budget, checked, outbox)?
+            && context.charge_or_enqueue(index, piece_of(data_len), outbox)
+        {
+            self.start_with_buffer(context, index, env, outbox);
+        }
+        Ok(())
+    }
+
+    /// Reads the next piece of a Verify.
+    pub(super) fn read_to_verify<E: TargetEnv>(
+        &mut self,
+        context: &mut Context<E>,
+        index: u16,
+        env: &mut E,
+        outbox: &mut Outbox<E::Buf>,
+    ) {
+        loop {
+            let command = &mut context.commands[index];
+            let ns_index = usize::from(command.ns_index);
+            let (lba, blocks) = (command.piece_lba(), command.data_len / BLOCK_SIZE);
+            command.stage = Stage::Device;
+            // The result shows whether blocks can be read, like that of a read (trap T8).
+            if let Some(refusal) = context.refuses_new_read(ns_index) {
+                return context.complete_command(index, refusal, 0, outbox);
+            }
+            let op = OpId::new(context.key, index);
+            match env.device(ns_index).read(op.0, lba, blocks.into()) {
+                Submitted::Pending => return,
+                Submitted::Done(Ok(_)) if context.begin_next_piece(index) => {}
+                Submitted::Done(result) => {
+                    return self.on_device_result(context, index, result, env, outbox);
+                }
+            }
+        }
+    }
+
+    /// Goes on after a piece that could be read.
+    pub(super) fn on_piece_verified<E: TargetEnv>(
+        &mut self,
+        context: &mut Context<E>,
+        index: u16,
+        env: &mut E,
+        outbox: &mut Outbox<E::Buf>,
+    ) {
+        let ns_index = usize::from(context.commands[index].ns_index);
+        if let Some(refusal) = context.refuses_read(ns_index) {
+            context.complete_command(index, refusal, 0, outbox);
+        } else if context.begin_next_piece(index) {
+            self.read_to_verify(context, index, env, outbox);
+        } else {
+            context.complete_command(index, Status::SUCCESS, 0, outbox);
+        }
+    }
+}
