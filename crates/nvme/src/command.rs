@@ -47,6 +47,8 @@ pub mod opcode {
     pub const DATASET_MANAGEMENT: u8 = 0x09;
     /// Verify.
     pub const VERIFY: u8 = 0x0c;
+    /// Copy.
+    pub const COPY: u8 = 0x19;
 }
 
 /// A submission queue entry: 64 bytes.
@@ -376,6 +378,18 @@ impl Sqe {
     #[must_use]
     pub fn dsm_deallocates(&self) -> bool {
         self.dword(11) & CDW11_DSM_DEALLOCATE != 0
+    }
+
+    /// Number of source ranges of Copy, 1 to 256 (dword 12 bits 7:0 hold one less).
+    #[must_use]
+    pub fn copy_ranges(&self) -> u32 {
+        (self.dword(12) & 0xff) + 1
+    }
+
+    /// Format of the source ranges of Copy, dword 12 bits 11:8.
+    #[must_use]
+    pub fn copy_format(&self) -> u8 {
+        (self.dword(12) >> 8) as u8 & 0xf
     }
 
     /// CNS of Identify, dword 10 bits 7:0.

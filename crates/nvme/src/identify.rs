@@ -72,6 +72,10 @@ pub const ONCS_WRITE_ZEROES: u16 = 1 << 3;
 pub const ONCS_SAVE_SELECT: u16 = 1 << 4;
 /// ONCS bit: Verify.
 pub const ONCS_VERIFY: u16 = 1 << 7;
+/// ONCS bit: Copy.
+pub const ONCS_COPY: u16 = 1 << 8;
+/// OCFS bit: Copy with source ranges of format 0.
+pub const OCFS_FORMAT_0: u16 = 1 << 0;
 /// CTRATT bit: 128-bit host identifiers.
 pub const CTRATT_HOSTID_128: u32 = 1 << 0;
 /// CTRATT bit: any command counts as a keep alive (traffic based keep alive).
@@ -161,6 +165,8 @@ pub struct Controller {
     pub awupf: u16,
     /// Byte 532: blocks of the largest Compare and Write, less one.
     pub acwu: u16,
+    /// Byte 534: formats of the source ranges of Copy; [`OCFS_FORMAT_0`].
+    pub ocfs: u16,
     /// Byte 536: SGL support.
     pub sgls: u32,
     /// Byte 540: most namespaces.
@@ -224,6 +230,7 @@ impl Controller {
         put_u16(&mut bytes, 526, self.awun);
         put_u16(&mut bytes, 528, self.awupf);
         put_u16(&mut bytes, 532, self.acwu);
+        put_u16(&mut bytes, 534, self.ocfs);
         put_u32(&mut bytes, 536, self.sgls);
         put_u32(&mut bytes, 540, self.mnan);
         put_text(&mut bytes, 768, NQN_MAX, &self.subnqn, 0);
@@ -275,6 +282,7 @@ impl Controller {
             awun: u16_at(bytes, 526),
             awupf: u16_at(bytes, 528),
             acwu: u16_at(bytes, 532),
+            ocfs: u16_at(bytes, 534),
             sgls: u32_at(bytes, 536),
             mnan: u32_at(bytes, 540),
             subnqn: text_at(bytes, 768, 256),
@@ -340,6 +348,12 @@ pub struct Namespace {
     pub npdg: u16,
     /// Byte 70: preferred deallocate alignment in blocks, less one.
     pub npda: u16,
+    /// Byte 74: blocks of the largest source range of a Copy.
+    pub mssrl: u16,
+    /// Byte 76: blocks of the largest Copy.
+    pub mcl: u32,
+    /// Byte 80: source ranges of a Copy at most, less one.
+    pub msrc: u8,
     /// Byte 99: attributes; bit 0: write protected.
     pub nsattr: u8,
     /// Byte 104: globally unique identifier; zero: none.
@@ -388,6 +402,9 @@ impl Namespace {
         put_u16(&mut bytes, 66, self.npwa);
         put_u16(&mut bytes, 68, self.npdg);
         put_u16(&mut bytes, 70, self.npda);
+        put_u16(&mut bytes, 74, self.mssrl);
+        put_u32(&mut bytes, 76, self.mcl);
+        bytes[80] = self.msrc;
         bytes[99] = self.nsattr;
         put(&mut bytes, 104, &self.nguid);
         put(&mut bytes, 120, &self.eui64);
@@ -421,6 +438,9 @@ impl Namespace {
             npdg: u16_at(bytes, 68),
             npda: u16_at(bytes, 70),
             nsattr: bytes[99],
+            mssrl: u16_at(bytes, 74),
+            mcl: u32_at(bytes, 76),
+            msrc: bytes[80],
             nguid: array(bytes, 104),
             eui64: array(bytes, 120),
             metadata: u16_at(bytes, format_at),

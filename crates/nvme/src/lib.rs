@@ -28,6 +28,7 @@ extern crate std;
 pub mod auth;
 mod bytes;
 pub mod command;
+pub mod copy;
 pub mod dhchap_secret;
 pub mod digest;
 pub mod discovery;

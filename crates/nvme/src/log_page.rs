@@ -240,6 +240,7 @@ pub fn effects(has_io_queues: bool) -> [u8; 4096] {
             (opcode::COMPARE, CSUPP),
             (opcode::VERIFY, CSUPP),
             (opcode::WRITE_ZEROES, CSUPP | LBCC),
+            (opcode::COPY, CSUPP | LBCC),
             (opcode::DATASET_MANAGEMENT, CSUPP | LBCC),
         ] {
             put_u32(&mut bytes, IO_EFFECTS_AT + 4 * usize::from(code), effect);

@@ -69,6 +69,9 @@ statuses! {
     FEATURE_NOT_SAVEABLE = (0x1, 0x0d, "feature identifier not saveable");
     FEATURE_NOT_CHANGEABLE = (0x1, 0x0e, "feature not changeable");
     FEATURE_NOT_NAMESPACE = (0x1, 0x0f, "feature not namespace specific");
+    /// Status of a Fabrics command with the same code: [`CONNECT_RESTART_DISCOVERY`](Self::CONNECT_RESTART_DISCOVERY).
+    COMMAND_SIZE_LIMIT = (0x1, 0x83, "command size limit exceeded");
+    OVERLAPPING_RANGE = (0x1, 0x87, "overlapping I/O range");
     /// Status of Connect and other Fabrics commands.
     CONNECT_FORMAT = (0x1, 0x80, "connect: incompatible format");
     /// Status of Connect and other Fabrics commands.

@@ -13,6 +13,7 @@ use riopipe_order::entry::Position;
 use riopipe_order::gate::{self, Node};
 
 use super::block_locks::LockTicket;
+use super::copy::CopyProgress;
 use super::flushes::{Doubt, Ticket};
 use super::fused::Partner;
 use super::limits::{ABORTED_TRANSFERS_MAX, BLOCK_SIZE, CONNECTION_BYTES};
@@ -91,6 +92,8 @@ pub(super) struct Command<B> {
     pub(super) doubt: Option<Doubt>,
     /// The command's lock of its blocks, held or waited for.
     pub(super) lock: Option<HeldLock>,
+    /// Copy: how far it has come, once its list of ranges is there.
+    pub(super) copy: Option<Box<CopyProgress>>,
     /// The other half of a fused operation.
     pub(super) partner: Option<Partner>,
     /// Where the in-capsule data of an ordered write is in the receive buffer, in bytes. The range
@@ -242,6 +245,7 @@ impl<B> Commands<B> {
         command.own_failure_count = None;
         command.lock = None;
         command.partner = None;
+        command.copy = None;
         command.capsule_range = 0..0;
         self.free_indices.push(index);
         command.buf = None;
@@ -385,6 +389,7 @@ impl<B> Command<B> {
             flush_ticket: None,
             doubt: None,
             lock: None,
+            copy: None,
             partner: None,
             capsule_range: 0..0,
             entry: Entry::BLANK,

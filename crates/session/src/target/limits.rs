@@ -13,6 +13,12 @@ pub const ADMIN_CAPSULE_BYTES: u32 = 8 * 1024;
 pub const MDTS: u8 = 11;
 /// The largest transfer of one command ([`MDTS`]), bytes.
 pub const TRANSFER_BYTES_MAX: u32 = 4096 << MDTS;
+/// The most source ranges of a Copy (MSRC + 1). Their list has 4 KiB.
+pub const COPY_RANGES_MAX: u32 = 128;
+/// The most blocks of one source range of a Copy (MSSRL).
+pub const COPY_RANGE_BLOCKS_MAX: u32 = TRANSFER_BYTES_MAX / BLOCK_SIZE;
+/// The most blocks of a Copy (MCL): 64 MiB.
+pub const COPY_BLOCKS_MAX: u32 = 8 * COPY_RANGE_BLOCKS_MAX;
 /// The most bytes of data in one H2CData PDU (MAXH2CDATA).
 pub const H2C_DATA_BYTES_MAX: u32 = 128 * 1024;
 /// The most entries of an I/O submission queue (CAP.MQES + 1).

@@ -21,6 +21,7 @@ mod compare;
 mod conn;
 mod context;
 mod control_path;
+mod copy;
 mod core;
 mod dataset;
 mod drive_order;

@@ -1,6 +1,6 @@
 //! Plain I/O commands, outside of ordered streams: Read, Write, Flush and Write Zeroes.
-//! (`compare.rs` has Compare, `fused.rs` Compare and Write, `verify.rs` Verify, `dataset.rs` Dataset
-//! Management.)
+//! (`compare.rs` has Compare, `fused.rs` Compare and Write, `verify.rs` Verify, `copy.rs` Copy,
+//! `dataset.rs` Dataset Management.)
 //!
 //! A command is checked, its buffer is charged to the budget if it needs one, and its operation
 //! goes to the drive. [`PlainIo::on_device_result`] continues when the operation has come back. A
@@ -146,6 +146,7 @@ impl PlainIo {
             }
             opcode::WRITE => self.submit_received_write(context, index, env, outbox),
             opcode::COMPARE => self.read_to_compare(context, index, env, outbox),
+            opcode::COPY => self.on_copy_list(context, index, env, outbox),
             _ => self.begin_dataset(context, index, env, outbox),
         }
     }
@@ -230,6 +231,9 @@ impl PlainIo {
         let command = &mut context.commands[index];
         if command.sqe.opcode() == opcode::COMPARE && command.buf.is_some() {
             return self.read_to_compare(context, index, env, outbox);
+        }
+        if command.copy.is_some() {
+            return self.copy_next(context, index, env, outbox);
         }
         if command.sqe.opcode() == opcode::VERIFY {
             return self.read_to_verify(context, index, env, outbox);
@@ -426,6 +430,7 @@ impl PlainIo {
                 Ok(()) => self.submit_write_zeroes(context, index, env, outbox),
                 Err(status) => context.complete_command(index, status, 0, outbox),
             },
+            (opcode::COPY, None) => self.write_copied(context, index, env, outbox),
             _ => self.deallocate_next(context, index, env, outbox),
         }
     }
@@ -459,6 +464,11 @@ impl PlainIo {
             Err(error) if was_flush && is_stream_failure(&error) => {
                 wire::status::POISONED.with_dnr()
             }
+            Err(error) if context.commands[index].copy.is_some() => {
+                let copy = &context.commands[index].copy;
+                let was_read = copy.as_ref().is_some_and(|progress| progress.is_reading());
+                return context.fail_copy(index, status_of(&error, was_read), outbox);
+            }
             Err(error) => status_of(&error, is_read(code)),
             // There is no peer, so the status does not matter.
             Ok(_) if context.is_closing => Status::SUCCESS,
@@ -481,6 +491,7 @@ impl PlainIo {
                 opcode::COMPARE => {
                     return self.on_content_read(context, index, buf.as_ref(), env, outbox);
                 }
+                opcode::COPY => return self.on_copied(context, index, buf, env, outbox),
                 opcode::VERIFY => return self.on_piece_verified(context, index, env, outbox),
                 opcode::WRITE if context.begin_next_piece(index) => {
                     return context.request_data_or_fail(index, env, outbox);
@@ -498,7 +509,7 @@ impl PlainIo {
     }
 
     /// Submits the FLUSH that follows a write with FUA.
-    fn start_flush<E: TargetEnv>(
+    pub(super) fn start_flush<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
         index: u16,
@@ -534,7 +545,7 @@ impl PlainIo {
 /// Whether a FLUSH must follow the write, because the command has FUA (Force Unit Access) and the
 /// drive has a volatile cache.
 #[inline]
-fn must_flush<E: TargetEnv>(context: &Context<E>, sqe: &Sqe, ns_index: usize) -> bool {
+pub(super) fn must_flush<E: TargetEnv>(context: &Context<E>, sqe: &Sqe, ns_index: usize) -> bool {
     sqe.fua() && context.namespaces.at(ns_index).config.volatile
 }
 

@@ -248,6 +248,19 @@ pub fn verify(cid: u16, nsid: u32, lba: u64, count: u32) -> Sqe {
     blocks(0x0c, cid, nsid, lba, count)
 }
 
+/// Copy of these source ranges (first block, blocks), with its list in the capsule.
+pub fn copy(cid: u16, nsid: u32, destination: u64, ranges: &[(u64, u32)]) -> (Sqe, Vec<u8>) {
+    let mut list = Vec::new();
+    for (lba, count) in ranges {
+        list.extend([0; 8]);
+        list.extend(lba.to_le_bytes());
+        list.extend(((count - 1) as u16).to_le_bytes());
+        list.extend([0; 14]);
+    }
+    let sqe = blocks(0x19, cid, nsid, destination, ranges.len() as u32).inline(list.len() as u32);
+    (sqe, list)
+}
+
 /// Write Zeroes.
 pub fn write_zeroes(cid: u16, nsid: u32, lba: u64, count: u32, deallocate: bool) -> Sqe {
     let mut sqe = blocks(0x08, cid, nsid, lba, count);

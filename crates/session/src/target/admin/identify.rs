@@ -17,8 +17,9 @@ use crate::target::context::Context;
 use crate::target::env::TargetEnv;
 use crate::target::identity::{DiscoveryPort, Identity, LocalAddress};
 use crate::target::limits::{
-    ABORTS_MAX, ADMIN_ENTRIES_MAX, ASYNC_EVENTS_MAX, CONNECTION_BYTES, IN_CAPSULE_BYTES,
-    KEEP_ALIVE_STEP_MS, MDTS, QUEUE_ENTRIES_MAX,
+    ABORTS_MAX, ADMIN_ENTRIES_MAX, ASYNC_EVENTS_MAX, CONNECTION_BYTES, COPY_BLOCKS_MAX,
+    COPY_RANGE_BLOCKS_MAX, COPY_RANGES_MAX, IN_CAPSULE_BYTES, KEEP_ALIVE_STEP_MS, MDTS,
+    QUEUE_ENTRIES_MAX,
 };
 use crate::target::namespace::{NamespaceConfig, Namespaces};
 use crate::wire;
@@ -298,7 +299,9 @@ fn io_controller(identity: &Identity, cntlid: u16, namespaces: &Namespaces) -> C
         oncs: identify::ONCS_COMPARE
             | identify::ONCS_DSM
             | identify::ONCS_WRITE_ZEROES
-            | identify::ONCS_VERIFY,
+            | identify::ONCS_VERIFY
+            | identify::ONCS_COPY,
+        ocfs: identify::OCFS_FORMAT_0,
         fuses: identify::FUSES_COMPARE_AND_WRITE,
         // One block: more is not written as a whole (assumption M1).
         acwu: 0,
@@ -346,6 +349,9 @@ fn namespace_page(config: &NamespaceConfig) -> Namespace {
         nmic: NMIC_SHARED,
         // Deallocated blocks read as zeroes (trap T10).
         dlfeat: identify::DLFEAT_ZEROES | identify::DLFEAT_DEAC,
+        mssrl: COPY_RANGE_BLOCKS_MAX as u16,
+        mcl: COPY_BLOCKS_MAX,
+        msrc: (COPY_RANGES_MAX - 1) as u8,
         nguid: config.nguid,
         // Blocks of 2¹² bytes.
         lbads: 12,

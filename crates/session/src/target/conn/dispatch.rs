@@ -161,6 +161,7 @@ impl<E: TargetEnv> TargetConn<E> {
             opcode::FLUSH => plain.flush(context, sqe, env, outbox),
             opcode::COMPARE => plain.compare(context, sqe, data, env, outbox),
             opcode::VERIFY => plain.verify(context, sqe, env, outbox),
+            opcode::COPY => plain.copy(context, sqe, data, env, outbox),
             opcode::WRITE_ZEROES => plain.write_zeroes(context, sqe, env, outbox),
             opcode::DATASET_MANAGEMENT => plain.dataset(context, sqe, data, env, outbox),
             wire::IO_BIND => {
