@@ -77,6 +77,8 @@ pub(super) struct Command<B> {
     pub(super) awaited_by_fence: bool,
     /// Dataset Management: how many ranges have been begun.
     pub(super) begun_range_count: u16,
+    /// Dataset Management: how many blocks of the next range have been begun.
+    pub(super) range_offset: u32,
     /// The command has an ordering attribute.
     pub(super) is_ordered: bool,
     /// For a plain FLUSH: the drive's count of failed FLUSHes when the oldest write that the FLUSH
@@ -240,6 +242,7 @@ impl<B> Commands<B> {
         command.is_refused = false;
         command.awaited_by_fence = false;
         command.begun_range_count = 0;
+        command.range_offset = 0;
         command.is_ordered = false;
         command.failure_count_before = None;
         command.own_failure_count = None;
@@ -383,6 +386,7 @@ impl<B> Command<B> {
             is_refused: false,
             awaited_by_fence: false,
             begun_range_count: 0,
+            range_offset: 0,
             is_ordered: false,
             failure_count_before: None,
             own_failure_count: None,

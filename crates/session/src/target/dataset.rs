@@ -2,6 +2,10 @@
 //!
 //! The data of the command is a list of ranges. All ranges are checked before the first operation.
 //! When the operation of a range has come back, [`PlainIo::deallocate_next`] submits the next one.
+//!
+//! A range of more than [`DSM_RANGE_BLOCKS`] is deallocated in pieces. So one command neither keeps
+//! its drive busy for long, nor a claim waiting that needs the drive. The limits are announced (DMRL,
+//! DMRSL, DMSL). A host that does not know them is served all the same.
 
 use riopipe_nvme::command::{DsmRange, Sgl, Sqe, Status};
 use riopipe_order::block_device::{BlockDevice, Submitted};
@@ -11,6 +15,7 @@ use super::commands::Stage;
 use super::context::{Context, is_in_capsule};
 use super::env::{TargetEnv, status_of};
 use super::ids::OpId;
+use super::limits::DSM_RANGE_BLOCKS;
 use super::plain::{PlainIo, note_failures_before};
 use crate::outbox::Outbox;
 
@@ -90,7 +95,6 @@ impl PlainIo {
         if let Err(status) = context.guard(ns_index, env) {
             return context.complete_command(index, status, 0, outbox);
         }
-        context.commands[index].begun_range_count = 0;
         self.deallocate_next(context, index, env, outbox);
     }
 
@@ -109,26 +113,34 @@ impl PlainIo {
             if u32::from(number) >= command.sqe.dsm_ranges() {
                 return context.complete_command(index, Status::SUCCESS, 0, outbox);
             }
-            command.begun_range_count += 1;
+            let offset = command.range_offset;
             command.stage = Stage::Device;
             let (ns_index, op) = (usize::from(command.ns_index), OpId::new(context.key, index));
             let Some(range) = nth_range(command.buf.as_ref(), usize::from(number)) else {
                 return context.complete_command(index, Status::INTERNAL, 0, outbox);
             };
-            if range.blocks == 0 {
+            let blocks = (range.blocks - offset).min(DSM_RANGE_BLOCKS);
+            let lba = range.lba + u64::from(offset);
+            if blocks > 0 {
+                // Another host may have claimed the volume since the previous range (trap T21).
+                if let Err(status) = context.guard(ns_index, env) {
+                    return context.complete_command(index, status, 0, outbox);
+                }
+                if context.must_wait_for_blocks(index, lba, blocks.into(), env) {
+                    return;
+                }
+            }
+            let command = &mut context.commands[index];
+            command.range_offset = offset + blocks;
+            if command.range_offset == range.blocks {
+                (command.begun_range_count, command.range_offset) = (number + 1, 0);
+            }
+            if blocks == 0 {
                 continue;
-            }
-            // Another host may have claimed the volume since the previous range (trap T21).
-            if let Err(status) = context.guard(ns_index, env) {
-                return context.complete_command(index, status, 0, outbox);
-            }
-            if context.must_wait_for_blocks(index, range.lba, range.blocks.into(), env) {
-                context.commands[index].begun_range_count = number;
-                return;
             }
             let failures = self.note_plain_write(context, ns_index);
             note_failures_before(&mut context.commands[index], failures);
-            match env.device(ns_index).deallocate(op.0, range.lba, range.blocks.into()) {
+            match env.device(ns_index).deallocate(op.0, lba, blocks.into()) {
                 Submitted::Pending => return,
                 Submitted::Done(Ok(_)) => {}
                 Submitted::Done(Err(error)) => {

@@ -13,6 +13,15 @@ pub const ADMIN_CAPSULE_BYTES: u32 = 8 * 1024;
 pub const MDTS: u8 = 11;
 /// The largest transfer of one command ([`MDTS`]), bytes.
 pub const TRANSFER_BYTES_MAX: u32 = 4096 << MDTS;
+/// The number of ranges that a Dataset Management command should have at most (DMRL). The field has
+/// 8 bits, so the most that a command can have, 256, is not announced.
+pub const DSM_RANGES: u8 = 255;
+/// The number of blocks that one range of a Dataset Management command should have at most (DMRSL):
+/// 1 GiB. A longer range is deallocated in pieces of this size.
+pub const DSM_RANGE_BLOCKS: u32 = 1 << 18;
+/// The largest Write Zeroes, as a power of two of 4 KiB pages (WZSL): as many blocks as the command
+/// can name.
+pub const WZSL: u8 = 16;
 /// The most source ranges of a Copy (MSRC + 1). Their list has 4 KiB.
 pub const COPY_RANGES_MAX: u32 = 128;
 /// The most blocks of one source range of a Copy (MSSRL).

@@ -18,8 +18,8 @@ use crate::target::env::TargetEnv;
 use crate::target::identity::{DiscoveryPort, Identity, LocalAddress};
 use crate::target::limits::{
     ABORTS_MAX, ADMIN_ENTRIES_MAX, ASYNC_EVENTS_MAX, CONNECTION_BYTES, COPY_BLOCKS_MAX,
-    COPY_RANGE_BLOCKS_MAX, COPY_RANGES_MAX, IN_CAPSULE_BYTES, KEEP_ALIVE_STEP_MS, MDTS,
-    QUEUE_ENTRIES_MAX,
+    COPY_RANGE_BLOCKS_MAX, COPY_RANGES_MAX, DSM_RANGE_BLOCKS, DSM_RANGES, IN_CAPSULE_BYTES,
+    KEEP_ALIVE_STEP_MS, MDTS, QUEUE_ENTRIES_MAX, WZSL,
 };
 use crate::target::namespace::{NamespaceConfig, Namespaces};
 use crate::wire;
@@ -105,9 +105,7 @@ impl Admin {
                 namespace()?;
                 Ok(identify::nvm_namespace())
             }
-            (cns::COMMAND_SET_CONTROLLER, identify::CSI_NVM) => {
-                Ok(NvmController::default().encode())
-            }
+            (cns::COMMAND_SET_CONTROLLER, identify::CSI_NVM) => Ok(limits_of_commands().encode()),
             (cns::COMMON_NAMESPACE, _) => {
                 namespace()?;
                 Ok(identify::common_namespace(0, NMIC_SHARED, 0))
@@ -337,6 +335,17 @@ fn namespace_descriptors(config: &NamespaceConfig) -> Descriptors {
         uuid: Some(config.uuid),
         csi: Some(identify::CSI_NVM),
         ..Descriptors::default()
+    }
+}
+
+/// The limits of commands that have no data, or only a list of ranges.
+fn limits_of_commands() -> NvmController {
+    NvmController {
+        vsl: 0,
+        wzsl: WZSL,
+        dmrl: DSM_RANGES,
+        dmrsl: DSM_RANGE_BLOCKS,
+        dmsl: u64::from(DSM_RANGES) * u64::from(DSM_RANGE_BLOCKS),
     }
 }
 

@@ -97,7 +97,7 @@ impl<E: TargetEnv> Context<E> {
             return false;
         }
         match command.stage {
-            Stage::Locked if command.begun_range_count == 0 => {
+            Stage::Locked if command.begun_range_count == 0 && command.range_offset == 0 => {
                 self.complete_command(index, Status::ABORT_REQUESTED, 0, outbox);
             }
             Stage::Budget => {
