@@ -30,6 +30,10 @@ pub const THERMAL_MANAGEMENT: u8 = 0x10;
 pub const HOST_BEHAVIOR: u8 = 0x16;
 /// Host Identifier.
 pub const HOST_IDENTIFIER: u8 = 0x81;
+/// Reservation Notification Mask.
+pub const RESERVATION_MASK: u8 = 0x82;
+/// Reservation Persistence; bit 0 of the value: through power loss.
+pub const RESERVATION_PERSISTENCE: u8 = 0x83;
 /// Namespace Write Protection Configuration.
 pub const WRITE_PROTECTION: u8 = 0x84;
 

@@ -70,6 +70,8 @@ pub const ONCS_DSM: u16 = 1 << 2;
 pub const ONCS_WRITE_ZEROES: u16 = 1 << 3;
 /// ONCS bit: the Save field of Set Features and Select of Get Features.
 pub const ONCS_SAVE_SELECT: u16 = 1 << 4;
+/// ONCS bit: reservations.
+pub const ONCS_RESERVATIONS: u16 = 1 << 5;
 /// ONCS bit: Verify.
 pub const ONCS_VERIFY: u16 = 1 << 7;
 /// ONCS bit: Copy.
@@ -332,6 +334,8 @@ pub struct Namespace {
     pub nsfeat: u8,
     /// Byte 30: bit 0 is set if several controllers may be attached to the namespace.
     pub nmic: u8,
+    /// Byte 31: reservations; [`RESCAP`](crate::reservation::RESCAP).
+    pub rescap: u8,
     /// Byte 33: the content that deallocated blocks read as; [`DLFEAT_ZEROES`] and others.
     pub dlfeat: u8,
     /// Byte 34: blocks written atomically in normal operation, less one.
@@ -394,6 +398,7 @@ impl Namespace {
         bytes[24] = self.nsfeat;
         // NLBAF (25) and FLBAS (26) zero: one format, number 0, in use.
         bytes[30] = self.nmic;
+        bytes[31] = self.rescap;
         bytes[33] = self.dlfeat;
         put_u16(&mut bytes, 34, self.nawun);
         put_u16(&mut bytes, 36, self.nawupf);
@@ -429,6 +434,7 @@ impl Namespace {
             nuse: u64_at(bytes, 16),
             nsfeat: bytes[24],
             nmic: bytes[30],
+            rescap: bytes[31],
             dlfeat: bytes[33],
             nawun: u16_at(bytes, 34),
             nawupf: u16_at(bytes, 36),
@@ -639,10 +645,11 @@ const NSTAT_READY: u8 = 1;
 
 /// Identify Namespace, common to all command sets (CNS 08h, Base §5.17.2.8).
 #[must_use]
-pub fn common_namespace(nsfeat: u8, nmic: u8, nsattr: u8) -> [u8; LEN] {
+pub fn common_namespace(nsfeat: u8, nmic: u8, rescap: u8, nsattr: u8) -> [u8; LEN] {
     let mut bytes = [0; LEN];
     bytes[0] = nsfeat;
     bytes[1] = nmic;
+    bytes[2] = rescap;
     bytes[8] = nsattr;
     bytes[14] = NSTAT_READY;
     bytes

@@ -86,9 +86,11 @@ fn namespace_bytes() {
         (8, &[0, 0, 4, 0, 0, 0, 0, 0]),
         (16, &[0, 0, 4, 0, 0, 0, 0, 0]),
         (24, &[0x10]),
-        (30, &[1]),
+        (30, &[1, 0xfe]),
         (33, &[9]),
+        (38, &[2, 0]),
         (64, &[1, 0, 1, 0, 2, 0, 3, 0]),
+        (74, &[0, 8, 0, 0, 1, 0, 127]),
         (99, &[1]),
         (104, &nguid),
         (120, &[8, 7, 6, 5, 4, 3, 2, 1]),
@@ -100,6 +102,8 @@ fn namespace_bytes() {
     assert_eq!((id.nsfeat, id.dlfeat), (NSFEAT_OPTPERF, DLFEAT_ZEROES | DLFEAT_DEAC));
     assert_eq!((id.npwg, id.npwa, id.npdg, id.npda), (1, 1, 2, 3));
     assert_eq!((id.nmic, id.nsattr, id.nguid), (1, 1, nguid));
+    assert_eq!((id.rescap, id.nacwu), (0xfe, 2));
+    assert_eq!((id.mssrl, id.mcl, id.msrc), (2048, 65536, 127));
     assert_eq!(id.encode()[..], bytes[..]);
 
     // Format 17: FLBAS has bit 0 in 3:0 and bit 4 in 6:5.
@@ -154,6 +158,9 @@ fn command_set_structures() {
     let id = NvmController::decode(&bytes).unwrap();
     assert_eq!(id, NvmController { vsl: 7, wzsl: 9, dmrl: 255, dmrsl: 0x10000, dmsl: 2 << 24 });
     assert_eq!(id.encode()[..], bytes[..]);
-    assert_eq!(common_namespace(0x10, 1, 0)[..], page(&[(0, &[0x10, 1]), (14, &[1])])[..]);
+    assert_eq!(
+        common_namespace(0x10, 1, 0xfe, 0)[..],
+        page(&[(0, &[0x10, 1, 0xfe]), (14, &[1])])[..]
+    );
     assert_eq!(command_sets()[..], page(&[(0, &[1])])[..]);
 }

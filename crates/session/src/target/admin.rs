@@ -17,6 +17,7 @@ use alloc::vec::Vec;
 use riopipe_nvme::command::{Sqe, Status, admin as opcode};
 use riopipe_nvme::fabrics::{Cc, Csts};
 use riopipe_nvme::feature::{self, QueueCounts};
+use riopipe_nvme::identify::NSID_ALL;
 
 use self::aborting::WaitingAbort;
 use self::events::NamespaceEvents;
@@ -302,6 +303,10 @@ impl Admin {
             }
             // There is only power state 0, in bits 4:0.
             feature::POWER_MANAGEMENT if value & 0x1f == 0 => Ok(0),
+            // Reservations end with the target, so they can't persist through power loss.
+            feature::RESERVATION_PERSISTENCE if value & 1 == 0 => {
+                reservation_namespaces(context, sqe).map(|()| 0)
+            }
             feature::HOST_IDENTIFIER => Err(Status::SEQUENCE_ERROR.with_dnr()),
             fid => match self.stored_features.iter_mut().find(|stored| stored.fid == fid) {
                 Some(stored) => {
@@ -332,6 +337,7 @@ impl Admin {
             feature::NUMBER_OF_QUEUES => Ok(feature::queues(max, max).into()),
             feature::VOLATILE_WRITE_CACHE if has_volatile_cache => Ok(1),
             feature::POWER_MANAGEMENT => Ok(0),
+            feature::RESERVATION_PERSISTENCE => context.namespace(sqe).map(|_| 0),
             fid => self
                 .stored_features
                 .iter()
@@ -359,6 +365,14 @@ impl Admin {
             context.send_page(sqe, &hostid, outbox);
         }
         Ok(())
+    }
+}
+
+/// Checks the namespace id of a feature of reservations: FFFFFFFFh stands for all namespaces.
+fn reservation_namespaces<E: TargetEnv>(context: &Context<E>, sqe: &Sqe) -> Result<(), Status> {
+    match sqe.nsid() {
+        NSID_ALL => Ok(()),
+        _ => context.namespace(sqe).map(|_| ()),
     }
 }
 

@@ -138,6 +138,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
             Kind::Flush => context.namespace(sqe)?.0,
             Kind::Write | Kind::Discard => context.check_blocks(sqe)?,
         };
+        // A reservation of another host stands against ordered writes, too. The stream is stopped.
+        context.check_reservation(ns_index)?;
         self.gate_index_of(ns_index, attribute.member)
             .ok_or(wire::status::BAD_ATTRIBUTE.with_dnr())?;
         let has_all_data = match attribute.kind {

@@ -210,7 +210,14 @@ impl<E: TargetEnv> OrderedQueue<E> {
             // may be missing in the log, so the write must not reach the drive.
             return self.report_write(context, index, false);
         }
-        let (ns_index, op) = (usize::from(command.ns_index), OpId::new(context.key, index));
+        let ns_index = usize::from(command.ns_index);
+        if let Err(status) = context.check_reservation(ns_index) {
+            // Another host has reserved the namespace while the request waited.
+            context.commands[index].early_status = Some(status);
+            return self.report_write(context, index, false);
+        }
+        let command = &mut context.commands[index];
+        let op = OpId::new(context.key, index);
         let capsule_range = mem::take(&mut command.capsule_range);
         command.stage = Stage::Device;
         let is_traced = self.tracer.traces_slot(index);

@@ -23,6 +23,7 @@ use super::commands::{Commands, Stage};
 use super::env::{Event, TargetEnv, WrongDigest};
 use super::ids::ConnId;
 use super::namespace::{Namespace, Namespaces};
+use super::reserved_access::ReservedAccess;
 use super::rights::Rights;
 use super::shared::Shared;
 use super::transfer::OpenData;
@@ -45,6 +46,9 @@ pub(super) struct Queue {
     /// The time at which the association last received from the host.
     pub(super) last_received: Arc<AtomicU64>,
     pub(super) rights: Arc<Rights>,
+    /// The access that reservations allow.
+    pub(super) access: Arc<ReservedAccess>,
+    pub(super) hostid: [u8; 16],
 }
 
 /// A command that has just been put into the table.

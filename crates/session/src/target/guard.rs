@@ -9,6 +9,7 @@ use riopipe_order::probe::{self, Plant, Rare};
 
 use super::context::{Context, Queue, fenced_owner};
 use super::env::TargetEnv;
+use super::reservations::CONFLICT;
 use crate::wire;
 
 impl<E: TargetEnv> Context<E> {
@@ -18,11 +19,25 @@ impl<E: TargetEnv> Context<E> {
     /// The status with which the write is refused.
     #[inline(always)]
     pub(super) fn guard(&mut self, ns_index: usize, env: &mut E) -> Result<(), Status> {
+        self.check_reservation(ns_index)?;
         let association = self.association();
         if self.may_write(ns_index, association, env) {
             return Ok(());
         }
         self.check_guarded_write(ns_index, association, env)
+    }
+
+    /// Checks whether reservations allow the host to change blocks of the namespace. Unlike the guard,
+    /// they concern every command that writes: also the ordered requests of an owner, and FLUSHes.
+    ///
+    /// # Errors
+    /// [`CONFLICT`].
+    #[inline(always)]
+    pub(super) fn check_reservation(&self, ns_index: usize) -> Result<(), Status> {
+        match &self.queue {
+            Some(queue) if !queue.access.may_write(ns_index) => Err(CONFLICT),
+            _ => Ok(()),
+        }
     }
 
     /// The status with which a plain read of the namespace is refused; `None` if it is allowed.
@@ -33,9 +48,9 @@ impl<E: TargetEnv> Context<E> {
     /// it meanwhile. The host must connect again, and then finds out whether it is still the owner.
     #[inline]
     pub(super) fn refuses_read(&self, ns_index: usize) -> Option<Status> {
-        let Queue { rights, .. } = self.queue.as_ref()?;
+        let Queue { rights, access, .. } = self.queue.as_ref()?;
         if rights.is_good() {
-            None
+            (!access.may_read(ns_index)).then_some(CONFLICT)
         } else if rights.has_ended() {
             (!probe::is_bug_planted(Plant::T8EndedReads)).then_some(Status::QUEUE_DELETED)
         } else {

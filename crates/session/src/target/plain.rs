@@ -24,6 +24,7 @@ use super::epoch_use::{EpochUse, is_stream_failure};
 use super::fused::FirstHalf;
 use super::ids::OpId;
 use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
+use super::reserve::is_reservation;
 use super::transfer::piece_of;
 use crate::outbox::Outbox;
 use crate::wire;
@@ -147,6 +148,7 @@ impl PlainIo {
             opcode::WRITE => self.submit_received_write(context, index, env, outbox),
             opcode::COMPARE => self.read_to_compare(context, index, env, outbox),
             opcode::COPY => self.on_copy_list(context, index, env, outbox),
+            code if is_reservation(code) => self.on_reservation_keys(context, index, env, outbox),
             _ => self.begin_dataset(context, index, env, outbox),
         }
     }
@@ -266,6 +268,8 @@ impl PlainIo {
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let checked = context.namespace(sqe).map(|(ns_index, _)| ns_index);
+        let checked =
+            checked.and_then(|ns_index| context.check_reservation(ns_index).map(|()| ns_index));
         let checked = checked
             .and_then(|ns_index| Ok((ns_index, self.flush_before(context, sqe, ns_index, env)?)));
         let before = checked.as_ref().ok().and_then(|(_, before)| *before);
@@ -430,6 +434,9 @@ impl PlainIo {
                 Ok(()) => self.submit_write_zeroes(context, index, env, outbox),
                 Err(status) => context.complete_command(index, status, 0, outbox),
             },
+            (code, None) if is_reservation(code) => {
+                context.complete_command(index, Status::SUCCESS, 0, outbox);
+            }
             (opcode::COPY, None) => self.write_copied(context, index, env, outbox),
             _ => self.deallocate_next(context, index, env, outbox),
         }

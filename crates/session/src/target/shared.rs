@@ -11,6 +11,7 @@ mod controllers;
 mod draining;
 mod locking;
 mod notices;
+mod reserving;
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
@@ -37,6 +38,7 @@ use super::identity::{DiscoveryPort, Identity};
 use super::ids::ConnId;
 use super::limits::MEMORY_BYTES;
 use super::namespace::Namespaces;
+use super::reservations::Reservations;
 use super::volumes::{Binding, Bound, Owner, Refusal, Volume, Volumes};
 use super::writers::Writers;
 use crate::auth::dh::DhDone;
@@ -85,6 +87,8 @@ pub struct Shared<R: Region> {
     /// By namespace index: the locks of blocks.
     block_locks: BTreeMap<usize, BlockLocks>,
     next_lock: u64,
+    /// By namespace index: the reservations of hosts.
+    reservations: BTreeMap<usize, Reservations>,
     /// The connections to wake when the lock is released.
     conns_to_wake: Vec<ConnId>,
     /// Volumes, their owners and logs.
@@ -131,6 +135,7 @@ impl<R: Region> Shared<R> {
             conns_awaiting_change: BTreeMap::new(),
             block_locks: BTreeMap::new(),
             next_lock: 1,
+            reservations: BTreeMap::new(),
             conns_to_wake: Vec::new(),
             volumes,
             discovery_generation: 1,

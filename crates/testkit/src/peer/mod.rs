@@ -261,6 +261,38 @@ pub fn copy(cid: u16, nsid: u32, destination: u64, ranges: &[(u64, u32)]) -> (Sq
     (sqe, list)
 }
 
+/// Reservation Register: action 0 registers, 1 unregisters, 2 replaces. With its data.
+pub fn register(cid: u16, nsid: u32, action: u32, current: u64, new: u64) -> (Sqe, Vec<u8>) {
+    (Sqe::new(0x0d, cid, nsid).dword(10, action).inline(16), keys(current, new))
+}
+
+/// Reservation Acquire: action 0 acquires, 1 preempts, 2 preempts and aborts. With its data.
+pub fn acquire(
+    cid: u16,
+    nsid: u32,
+    (action, kind): (u32, u32),
+    current: u64,
+    preempted: u64,
+) -> (Sqe, Vec<u8>) {
+    let sqe = Sqe::new(0x11, cid, nsid).dword(10, action | kind << 8).inline(16);
+    (sqe, keys(current, preempted))
+}
+
+/// Reservation Release: action 0 releases, 1 clears. With its data.
+pub fn release(cid: u16, nsid: u32, (action, kind): (u32, u32), current: u64) -> (Sqe, Vec<u8>) {
+    let sqe = Sqe::new(0x15, cid, nsid).dword(10, action | kind << 8).inline(8);
+    (sqe, current.to_le_bytes().into())
+}
+
+/// Reservation Report of `len` bytes, with the extended data structure.
+pub fn report(cid: u16, nsid: u32, len: u32) -> Sqe {
+    Sqe::new(0x0e, cid, nsid).dword(10, len / 4 - 1).dword(11, 1).transport(len)
+}
+
+fn keys(current: u64, other: u64) -> Vec<u8> {
+    [current.to_le_bytes(), other.to_le_bytes()].concat()
+}
+
 /// Write Zeroes.
 pub fn write_zeroes(cid: u16, nsid: u32, lba: u64, count: u32, deallocate: bool) -> Sqe {
     let mut sqe = blocks(0x08, cid, nsid, lba, count);

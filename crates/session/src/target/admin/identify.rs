@@ -9,6 +9,7 @@ use riopipe_nvme::fabrics::{CNTLID_ANY, DISCOVERY_NQN, VERSION_2_0};
 use riopipe_nvme::feature::event;
 use riopipe_nvme::identify::{self, Controller, Descriptors, Namespace, NvmController, cns};
 use riopipe_nvme::log_page;
+use riopipe_nvme::reservation::RESCAP;
 
 use super::Admin;
 use crate::outbox::Outbox;
@@ -108,7 +109,7 @@ impl Admin {
             (cns::COMMAND_SET_CONTROLLER, identify::CSI_NVM) => Ok(limits_of_commands().encode()),
             (cns::COMMON_NAMESPACE, _) => {
                 namespace()?;
-                Ok(identify::common_namespace(0, NMIC_SHARED, 0))
+                Ok(identify::common_namespace(0, NMIC_SHARED, RESCAP, 0))
             }
             // Base §5.17.2.11: the list of controllers is of one namespace.
             (cns::NAMESPACE_CONTROLLERS, _) if nsid == NSID_ALL => Err(Status::INVALID_FIELD),
@@ -297,6 +298,7 @@ fn io_controller(identity: &Identity, cntlid: u16, namespaces: &Namespaces) -> C
         oncs: identify::ONCS_COMPARE
             | identify::ONCS_DSM
             | identify::ONCS_WRITE_ZEROES
+            | identify::ONCS_RESERVATIONS
             | identify::ONCS_VERIFY
             | identify::ONCS_COPY,
         ocfs: identify::OCFS_FORMAT_0,
@@ -356,6 +358,7 @@ fn namespace_page(config: &NamespaceConfig) -> Namespace {
         ncap: config.blocks,
         nuse: config.blocks,
         nmic: NMIC_SHARED,
+        rescap: RESCAP,
         // Deallocated blocks read as zeroes (trap T10).
         dlfeat: identify::DLFEAT_ZEROES | identify::DLFEAT_DEAC,
         mssrl: COPY_RANGE_BLOCKS_MAX as u16,

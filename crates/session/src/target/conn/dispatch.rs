@@ -14,6 +14,7 @@ use crate::target::commands::Stage;
 use crate::target::context::fenced_owner;
 use crate::target::drive_order::is_in_drive_order;
 use crate::target::env::{TargetEnv, WrongDigest};
+use crate::target::reserve::{is_reservation, report_reservations};
 use crate::target::transfer::DataEnd;
 use crate::wire;
 
@@ -162,6 +163,11 @@ impl<E: TargetEnv> TargetConn<E> {
             opcode::COMPARE => plain.compare(context, sqe, data, env, outbox),
             opcode::VERIFY => plain.verify(context, sqe, env, outbox),
             opcode::COPY => plain.copy(context, sqe, data, env, outbox),
+            code if is_reservation(code) => plain.reserve(context, sqe, data, env, outbox),
+            opcode::RESERVATION_REPORT => {
+                report_reservations(context, sqe, env, outbox);
+                Ok(())
+            }
             opcode::WRITE_ZEROES => plain.write_zeroes(context, sqe, env, outbox),
             opcode::DATASET_MANAGEMENT => plain.dataset(context, sqe, data, env, outbox),
             wire::IO_BIND => {

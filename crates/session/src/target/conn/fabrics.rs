@@ -213,7 +213,7 @@ impl<E: TargetEnv> TargetConn<E> {
         if is_io_queue {
             self.rx.capsule_max = IN_CAPSULE_BYTES;
         }
-        let Attached { cntlid, association, last_received, rights } = attached;
+        let Attached { cntlid, association, last_received, rights, access } = attached;
         let context = &mut self.context;
         context.namespaces = env.with_shared(|shared| alloc::sync::Arc::clone(shared.namespaces()));
         context.reservation = env.with_shared(|shared| shared.reservation());
@@ -227,6 +227,8 @@ impl<E: TargetEnv> TargetConn<E> {
             entries: *entries,
             last_received,
             rights,
+            access,
+            hostid: data.hostid,
         });
         let ConnectData { hostnqn, subnqn, .. } = data;
         let peer = &self.context.peer;

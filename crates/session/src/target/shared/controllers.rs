@@ -16,6 +16,7 @@ use super::notices::Notice;
 use super::{ConnEntry, Shared};
 use crate::target::ids::ConnId;
 use crate::target::limits::{CAPSULES_TO_MEMORY, CONTROLLERS_MAX, IN_CAPSULE_BYTES};
+use crate::target::reserved_access::ReservedAccess;
 use crate::target::rights::Rights;
 
 /// One controller: an association of a host with the subsystem.
@@ -41,6 +42,8 @@ pub struct Controller {
     pub last_received: Arc<AtomicU64>,
     /// Whether the queues may make plain reads and writes.
     pub rights: Arc<Rights>,
+    /// The access that reservations of namespaces allow to the host.
+    pub access: Arc<ReservedAccess>,
     /// The connections of the I/O queues, by queue id.
     pub queues: BTreeMap<u16, ConnId>,
 }
@@ -52,6 +55,7 @@ pub(in crate::target) struct Attached {
     pub(in crate::target) association: u64,
     pub(in crate::target) last_received: Arc<AtomicU64>,
     pub(in crate::target) rights: Arc<Rights>,
+    pub(in crate::target) access: Arc<ReservedAccess>,
 }
 
 /// The I/O queue that a host asks for.
@@ -158,6 +162,7 @@ impl<R: Region> Shared<R> {
         self.next_association += 1;
         let last_received = Arc::new(AtomicU64::new(now));
         let rights = Arc::<Rights>::default();
+        let access = Arc::new(self.initial_access(hostid));
         self.controllers.insert(
             cntlid,
             Controller {
@@ -170,12 +175,13 @@ impl<R: Region> Shared<R> {
                 admin: conn,
                 last_received: Arc::clone(&last_received),
                 rights: Arc::clone(&rights),
+                access: Arc::clone(&access),
                 queues: BTreeMap::new(),
             },
         );
         self.conns
             .insert(conn, ConnEntry { cntlid, qid: 0, capsule_bytes: 0, notices: Vec::new() });
-        Ok(Attached { cntlid, association, last_received, rights })
+        Ok(Attached { cntlid, association, last_received, rights, access })
     }
 
     /// Adds an I/O queue with the id `qid` and `entries` entries to a controller.
@@ -227,6 +233,7 @@ impl<R: Region> Shared<R> {
             association: controller.association,
             last_received: Arc::clone(&controller.last_received),
             rights: Arc::clone(&controller.rights),
+            access: Arc::clone(&controller.access),
         };
         self.conns.insert(conn, ConnEntry { cntlid, qid, capsule_bytes, notices: Vec::new() });
         Ok(attached)

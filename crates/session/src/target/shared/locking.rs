@@ -91,7 +91,7 @@ impl<R: Region> Shared<R> {
         self.namespaces.at(ns_index).state.set_lock_count(count);
     }
 
-    fn next_ticket(&mut self) -> LockTicket {
+    pub(super) fn next_ticket(&mut self) -> LockTicket {
         let ticket = LockTicket::new(self.next_lock);
         self.next_lock += 1;
         ticket

@@ -1,0 +1,282 @@
+//! The reservations of one namespace (Base §8.19): which hosts are registered, which of them holds a
+//! reservation, and which hosts may read and write because of it.
+//!
+//! Hosts are known by their host identifiers, so a reservation outlives associations. It is kept in
+//! memory: it ends with the process of the target (RESCAP bit 0 is clear).
+
+use alloc::vec::Vec;
+
+use riopipe_nvme::command::Status;
+use riopipe_nvme::reservation::{Keys, Kind, ReportEntry};
+
+use super::limits::REGISTRANTS_MAX;
+
+/// A host identifier.
+pub(super) type HostId = [u8; 16];
+
+/// A registered host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Registrant {
+    host: HostId,
+    key: u64,
+}
+
+/// A reservation that is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Held {
+    kind: Kind,
+    /// The holder. If all registrants are holders, the one that made the reservation.
+    host: HostId,
+}
+
+/// The reservations of a namespace.
+#[derive(Debug, Default)]
+pub(super) struct Reservations {
+    /// In the order in which they registered.
+    registrants: Vec<Registrant>,
+    held: Option<Held>,
+    generation: u32,
+}
+
+/// A change that a host requests. The keys are those of the command's data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// Register with the other key.
+    Register,
+    /// End the registration.
+    Unregister {
+        /// The current key does not matter.
+        any_key: bool,
+    },
+    /// Take the other key instead of the current one.
+    Replace {
+        /// Neither the current key nor a registration matters.
+        any_key: bool,
+    },
+    /// Make a reservation of this type.
+    Acquire(Kind),
+    /// End the registrations with the other key, and take over a reservation that they hold.
+    Preempt(Kind),
+    /// End the reservation, which must be of this type.
+    Release(Kind),
+    /// End the reservation and all registrations.
+    Clear,
+}
+
+/// The access that a host has because of a reservation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Access {
+    pub(super) may_read: bool,
+    pub(super) may_write: bool,
+}
+
+impl Access {
+    pub(super) const FULL: Self = Self { may_read: true, may_write: true };
+}
+
+/// The status of everything that a reservation does not allow.
+pub(super) const CONFLICT: Status = Status::RESERVATION_CONFLICT.with_dnr();
+
+impl Reservations {
+    /// Carries out a change for a host.
+    ///
+    /// # Errors
+    /// The status with which the command fails. Nothing has changed then.
+    pub(super) fn change(
+        &mut self,
+        host: HostId,
+        change: Change,
+        keys: Keys,
+    ) -> Result<(), Status> {
+        let counts = match change {
+            Change::Register => self.register(host, keys.other).map(|()| true),
+            Change::Unregister { any_key } => {
+                self.check_key(host, keys.current, any_key)?;
+                self.unregister(|registrant| registrant.host == host);
+                Ok(true)
+            }
+            Change::Replace { any_key } => self.replace(host, keys, any_key).map(|()| true),
+            Change::Acquire(kind) => {
+                self.check_key(host, keys.current, false)?;
+                self.acquire(host, kind).map(|()| false)
+            }
+            Change::Preempt(kind) => {
+                self.check_key(host, keys.current, false)?;
+                self.preempt(host, kind, keys.other).map(|()| true)
+            }
+            Change::Release(kind) => {
+                self.check_key(host, keys.current, false)?;
+                self.release(host, kind).map(|()| false)
+            }
+            Change::Clear => {
+                self.check_key(host, keys.current, false)?;
+                (self.held, self.registrants) = (None, Vec::new());
+                Ok(true)
+            }
+        };
+        if counts? {
+            self.generation = self.generation.wrapping_add(1);
+        }
+        Ok(())
+    }
+
+    fn registrant(&self, host: HostId) -> Option<&Registrant> {
+        self.registrants.iter().find(|registrant| registrant.host == host)
+    }
+
+    /// Checks that a host is registered with this key.
+    fn check_key(&self, host: HostId, key: u64, any_key: bool) -> Result<(), Status> {
+        match self.registrant(host) {
+            Some(registrant) if any_key || registrant.key == key => Ok(()),
+            _ => Err(CONFLICT),
+        }
+    }
+
+    fn register(&mut self, host: HostId, key: u64) -> Result<(), Status> {
+        // A key of 0 means something else when a reservation is preempted.
+        if key == 0 {
+            return Err(Status::INVALID_FIELD.with_dnr());
+        }
+        match self.registrant(host) {
+            Some(registrant) if registrant.key == key => Ok(()),
+            Some(_) => Err(CONFLICT),
+            None if self.registrants.len() >= REGISTRANTS_MAX => Err(Status::INTERNAL),
+            None => {
+                self.registrants.push(Registrant { host, key });
+                Ok(())
+            }
+        }
+    }
+
+    fn replace(&mut self, host: HostId, keys: Keys, any_key: bool) -> Result<(), Status> {
+        if any_key && self.registrant(host).is_none() {
+            return self.register(host, keys.other);
+        }
+        self.check_key(host, keys.current, any_key)?;
+        if keys.other == 0 {
+            return Err(Status::INVALID_FIELD.with_dnr());
+        }
+        for registrant in self.registrants.iter_mut().filter(|other| other.host == host) {
+            registrant.key = keys.other;
+        }
+        Ok(())
+    }
+
+    fn is_holder(&self, held: Held, host: HostId) -> bool {
+        held.host == host || held.kind.is_held_by_all() && self.registrant(host).is_some()
+    }
+
+    fn acquire(&mut self, host: HostId, kind: Kind) -> Result<(), Status> {
+        match self.held {
+            None => {
+                self.held = Some(Held { kind, host });
+                Ok(())
+            }
+            Some(held) if held.kind == kind && self.is_holder(held, host) => Ok(()),
+            Some(_) => Err(CONFLICT),
+        }
+    }
+
+    fn preempt(&mut self, host: HostId, kind: Kind, key: u64) -> Result<(), Status> {
+        match self.held {
+            Some(held) if held.kind.is_held_by_all() && key == 0 => {
+                self.held = Some(Held { kind, host });
+                self.registrants.retain(|registrant| registrant.host == host);
+                Ok(())
+            }
+            Some(held)
+                if !held.kind.is_held_by_all()
+                    && self.registrant(held.host).is_some_and(|holder| holder.key == key) =>
+            {
+                // The reservation passes to the host, and there is always one.
+                self.held = Some(Held { kind, host });
+                self.registrants.retain(|other| other.key != key || other.host == host);
+                Ok(())
+            }
+            Some(held) if !held.kind.is_held_by_all() && key == 0 => {
+                Err(Status::INVALID_FIELD.with_dnr())
+            }
+            _ if self.registrants.iter().any(|registrant| registrant.key == key) => {
+                self.unregister(|registrant| registrant.key == key);
+                Ok(())
+            }
+            _ => Err(CONFLICT),
+        }
+    }
+
+    fn release(&mut self, host: HostId, kind: Kind) -> Result<(), Status> {
+        match self.held {
+            Some(held) if self.is_holder(held, host) => {
+                if held.kind != kind {
+                    return Err(CONFLICT);
+                }
+                self.held = None;
+                Ok(())
+            }
+            // A host that holds nothing has nothing to release.
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends registrations, and a reservation whose last holder is gone.
+    fn unregister(&mut self, is_it: impl Fn(&Registrant) -> bool) {
+        self.registrants.retain(|registrant| !is_it(registrant));
+        let Some(held) = self.held else { return };
+        if self.registrant(held.host).is_some() {
+            return;
+        }
+        self.held = match self.registrants.first() {
+            Some(first) if held.kind.is_held_by_all() => Some(Held { host: first.host, ..held }),
+            _ => None,
+        };
+    }
+
+    /// The access of a host.
+    pub(super) fn access(&self, host: HostId) -> Access {
+        let Some(held) = self.held else { return Access::FULL };
+        let is_registered = self.registrant(host).is_some();
+        if self.is_holder(held, host) || held.kind.admits_registrants() && is_registered {
+            return Access::FULL;
+        }
+        Access { may_read: held.kind.admits_readers(), may_write: false }
+    }
+
+    /// The generation, the type of the reservation, and the registrants, for Reservation Report.
+    pub(super) fn report(&self) -> (u32, Option<Kind>, Vec<ReportEntry>) {
+        let entry = |registrant: &Registrant| ReportEntry {
+            holds: self.held.is_some_and(|held| self.is_holder(held, registrant.host)),
+            key: registrant.key,
+            hostid: registrant.host,
+        };
+        let kind = self.held.map(|held| held.kind);
+        (self.generation, kind, self.registrants.iter().map(entry).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(number: u64) -> HostId {
+        let mut host = [0; 16];
+        host[..8].copy_from_slice(&number.to_le_bytes());
+        host
+    }
+
+    #[test]
+    fn t28_the_number_of_registrants_is_limited() {
+        let mut reservations = Reservations::default();
+        let keys = Keys { current: 0, other: 1 };
+        for number in 0..REGISTRANTS_MAX as u64 {
+            assert_eq!(reservations.change(host(number), Change::Register, keys), Ok(()));
+        }
+        let one_more = host(REGISTRANTS_MAX as u64);
+        let refused = reservations.change(one_more, Change::Register, keys);
+        assert_eq!(refused, Err(Status::INTERNAL));
+        let replace = Change::Replace { any_key: true };
+        assert_eq!(reservations.change(one_more, replace, keys), Err(Status::INTERNAL));
+        let unregister = Change::Unregister { any_key: true };
+        assert_eq!(reservations.change(host(0), unregister, keys), Ok(()));
+        assert_eq!(reservations.change(one_more, Change::Register, keys), Ok(()));
+    }
+}
