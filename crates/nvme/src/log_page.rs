@@ -19,6 +19,10 @@ pub const FIRMWARE: u8 = 0x03;
 pub const CHANGED_NAMESPACES: u8 = 0x04;
 /// Commands Supported and Effects.
 pub const EFFECTS: u8 = 0x05;
+/// Telemetry Host-Initiated.
+pub const TELEMETRY_HOST: u8 = 0x07;
+/// Telemetry Controller-Initiated.
+pub const TELEMETRY_CONTROLLER: u8 = 0x08;
 /// Discovery.
 pub const DISCOVERY: u8 = 0x70;
 
@@ -43,7 +47,7 @@ pub struct ErrorEntry {
     pub cid: u16,
     /// Byte 12: status of the command.
     pub status: Status,
-    /// Byte 14: the parameter in error: byte of the command in 7:0, bit in 10:8; FFFFh: none.
+    /// Byte 14: the parameter in error: byte of the command in 7:0, bit in 10:8; [`NO_PARAMETER`](Self::NO_PARAMETER): none.
     pub parameter: u16,
     /// Byte 16: first block in error.
     pub lba: u64,
@@ -54,6 +58,8 @@ pub struct ErrorEntry {
 impl ErrorEntry {
     /// Length of an entry in bytes.
     pub const LEN: usize = 64;
+    /// The parameter of an error that concerns no single one.
+    pub const NO_PARAMETER: u16 = 0xffff;
 
     /// The entry as bytes.
     #[must_use]

@@ -3,7 +3,7 @@
 mod world;
 
 use riopipe_testkit::peer::{self, Sqe};
-use world::{World, attribute, block, ordered};
+use world::{World, attribute, block, flush_entry, ordered};
 
 const CONFLICT: u16 = 0x83;
 const INVALID_FIELD: u16 = 0x02;
@@ -377,6 +377,23 @@ fn a_reservation_stands_against_ordered_writes() {
     assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, CONFLICT);
     assert_eq!(w.call(io, ordered(2, &attribute(2, 2), 0), &block(1)).status, poisoned);
     assert!(w.host.drives[0].history.is_empty());
+}
+
+/// It writes nothing, but it is a FLUSH of the drive.
+#[test]
+fn a_reservation_stands_against_ordered_flushes() {
+    let mut w = World::new(&[true]);
+    let owner = w.owner();
+    let (_, cntlid) = w.admin_as(&name(2), [2; 16], 0);
+    let other = w.io_as(&name(2), [2; 16], cntlid, 1);
+    for (sqe, keys) in
+        [peer::register(1, 1, 0, 0, 2), peer::acquire(1, 1, (ACQUIRE, WRITE_EXCLUSIVE), 2, 0)]
+    {
+        assert_eq!(w.call(other, sqe, &keys).status, 0);
+    }
+    assert_eq!(w.call(owner.io, ordered(1, &flush_entry(1, 0), 0), &[]).status, CONFLICT);
+    assert!(w.host.drives[0].history.is_empty());
+    assert!(w.scan(0, 0).entries.is_empty(), "it is not in the log");
 }
 
 #[test]

@@ -20,12 +20,12 @@ use riopipe_nvme::feature::{self, QueueCounts};
 use riopipe_nvme::identify::NSID_ALL;
 
 use self::aborting::WaitingAbort;
-use self::events::NamespaceEvents;
 use self::ownership::WaitingCommand;
 use super::closed::Closed;
 use super::commands::Stage;
 use super::context::{Context, is_in_capsule};
 use super::env::TargetEnv;
+use super::events::Events;
 use super::identity::LocalAddress;
 use super::limits::{ASYNC_EVENTS_MAX, IO_QUEUES_MAX, KEEP_ALIVE_STEP_MS};
 use crate::outbox::Outbox;
@@ -49,8 +49,6 @@ pub(super) struct Admin {
     event_request_cids: Vec<u16>,
     /// The events that the host has enabled (Asynchronous Event Configuration).
     event_config: u32,
-    /// The namespaces that have changed, and the event about them.
-    namespace_events: NamespaceEvents,
     /// The features whose value the target stores for Get Features. The value has no other effect.
     stored_features: [StoredFeature; 4],
     /// Claims and releases that wait until other connections have acknowledged a fence.
@@ -81,7 +79,6 @@ impl Admin {
             kato_ms,
             event_request_cids: Vec::new(),
             event_config: 0,
-            namespace_events: NamespaceEvents::default(),
             stored_features: STORED_FEATURES,
             waiting_for_fence: Vec::new(),
             waiting_aborts: Vec::new(),
@@ -93,7 +90,6 @@ impl Admin {
     fn reset(&mut self) {
         self.event_request_cids.clear();
         self.event_config = 0;
-        self.namespace_events = NamespaceEvents::default();
         self.stored_features = STORED_FEATURES;
     }
 }
@@ -132,7 +128,7 @@ impl Admin {
             opcode::KEEP_ALIVE => Ok(0),
             opcode::ASYNC_EVENT => match self.keep_event_request(cid) {
                 Ok(()) => {
-                    self.send_event(context, outbox);
+                    self.report_events(context, env, outbox);
                     return Ok(());
                 }
                 Err(status) => Err(status),
@@ -203,6 +199,22 @@ impl Admin {
         }
         self.event_request_cids.push(cid);
         Ok(())
+    }
+
+    /// Reports the events of the controller, as far as there are event requests.
+    pub(super) fn report_events<E: TargetEnv>(
+        &mut self,
+        context: &mut Context<E>,
+        env: &mut E,
+        outbox: &mut Outbox<E::Buf>,
+    ) {
+        let cntlid = context.queue.as_ref().map_or(0, |queue| queue.cntlid);
+        while !self.event_request_cids.is_empty() && !context.is_closing {
+            let next = env.with_shared(|shared| shared.controller_mut(cntlid)?.events.next());
+            let Some(result) = next else { return };
+            let cid = self.event_request_cids.remove(0);
+            context.send_completion(cid, Status::SUCCESS, result, outbox);
+        }
     }
 
     /// Carries out a command that has `data_len` bytes of data: at once if the data is in the
@@ -279,6 +291,7 @@ impl Admin {
             }
             feature::ASYNC_EVENT_CONFIG => {
                 self.event_config = value;
+                change_events(context, env, |events| events.configure(value));
                 Ok(0)
             }
             _ if self.is_discovery => Err(Status::INVALID_FIELD.with_dnr()),
@@ -374,6 +387,20 @@ fn reservation_namespaces<E: TargetEnv>(context: &Context<E>, sqe: &Sqe) -> Resu
         NSID_ALL => Ok(()),
         _ => context.namespace(sqe).map(|_| ()),
     }
+}
+
+/// Changes the events of the controller.
+pub(super) fn change_events<E: TargetEnv>(
+    context: &Context<E>,
+    env: &mut E,
+    change: impl FnOnce(&mut Events),
+) {
+    let cntlid = context.queue.as_ref().map_or(0, |queue| queue.cntlid);
+    env.with_shared(|shared| {
+        if let Some(controller) = shared.controller_mut(cntlid) {
+            change(&mut controller.events);
+        }
+    });
 }
 
 /// The most I/O queues that a controller grants.

@@ -202,7 +202,7 @@ impl<E: TargetEnv> TargetConn<E> {
             self.start_waiting_commands(env, outbox);
             self.acknowledge_changes(env);
         }
-        self.context.release_locks(env);
+        self.context.end_event(env);
         if let Err(Closed::Protocol(error)) = &outcome {
             if error.fes == Fes::HeaderDigest {
                 self.context.report_digest_error(WrongDigest::Header, env);
@@ -381,7 +381,7 @@ impl<E: TargetEnv> TargetConn<E> {
             env.traced(&ordered.tracer.on_sent(env.instant()));
         }
         self.start_waiting_commands(env, outbox);
-        self.context.release_locks(env);
+        self.context.end_event(env);
     }
 
     /// Notes that the socket takes no more bytes at time `now`. The connection waits for the peer
@@ -431,7 +431,7 @@ impl<E: TargetEnv> TargetConn<E> {
             ordered.finish_batch(&mut self.context, &[], env, outbox);
         }
         self.start_waiting_commands(env, outbox);
-        self.context.release_locks(env);
+        self.context.end_event(env);
         self.acknowledge_fences(env, outbox);
         self.acknowledge_changes(env);
         if self.context.is_closing {
@@ -462,6 +462,11 @@ impl<E: TargetEnv> TargetConn<E> {
                     self.plain.on_blocks_locked(&mut self.context, ticket, env, outbox);
                     self.batch_ended(env, outbox);
                 }
+                Notice::Event => {
+                    if let Some(admin) = &mut self.admin {
+                        admin.report_events(&mut self.context, env, outbox);
+                    }
+                }
                 Notice::Fenced { id } => {
                     if let Some(admin) = &mut self.admin {
                         admin.on_fence_ended(&mut self.context, id, env, outbox);
@@ -477,9 +482,7 @@ impl<E: TargetEnv> TargetConn<E> {
                         admin.on_draining(&mut self.context, outbox);
                     }
                 }
-                Notice::NamespacesChanged { number, nsids } => {
-                    self.on_namespaces_changed(number, &nsids, env, outbox);
-                }
+                Notice::NamespacesChanged { number } => self.on_namespaces_changed(number, env),
                 Notice::Abort { id, cid, admin } => {
                     let is_aborted = self.abort_command(cid, env, outbox);
                     update_shared(env, |shared| shared.end_abort(admin, id, is_aborted));
@@ -491,7 +494,7 @@ impl<E: TargetEnv> TargetConn<E> {
                 }
             }
         }
-        self.context.release_locks(env);
+        self.context.end_event(env);
         if self.context.is_closing { Ok(()) } else { end }
     }
 
@@ -618,7 +621,7 @@ impl<E: TargetEnv> TargetConn<E> {
         for index in self.context.commands.indices_where(is_at_rest) {
             self.context.remove_command(index);
         }
-        self.context.release_locks(env);
+        self.context.end_event(env);
         if self.context.queue.is_some() {
             let (id, association, now) = (self.context.id, self.context.association(), env.now());
             let admin = self.admin.as_ref();

@@ -12,7 +12,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::AtomicU64;
 
-use riopipe_nvme::command::{Cqe, Sgl, Sqe, Status};
+use riopipe_nvme::command::{Cqe, Sgl, Sqe, Status, opcode};
+use riopipe_nvme::log_page::ErrorEntry;
 use riopipe_nvme::pdu::{DataHdr, PduError, Tx};
 use riopipe_order::probe::{self, Rare};
 
@@ -21,6 +22,7 @@ use super::budget::Reservation;
 use super::closed::Closed;
 use super::commands::{Commands, Stage};
 use super::env::{Event, TargetEnv, WrongDigest};
+use super::error_log::NewErrors;
 use super::ids::ConnId;
 use super::namespace::{Namespace, Namespaces};
 use super::reserved_access::ReservedAccess;
@@ -93,6 +95,8 @@ pub(super) struct Context<E: TargetEnv> {
     /// The locks of commands that have ended, each with its namespace index. They are released at the
     /// end of the event.
     pub(super) locks_to_release: Vec<(usize, LockTicket)>,
+    /// The errors of this event. They are added to the log of the controller at its end.
+    pub(super) new_errors: NewErrors,
     /// The owner of the stream that this connection carries, or carried last, has been fenced. The
     /// stream has ended (trap T8).
     pub(super) is_fenced: bool,
@@ -119,6 +123,7 @@ impl<E: TargetEnv> Context<E> {
             reservation: Reservation::default(),
             noted_namespaces: NotedNamespaces::default(),
             locks_to_release: Vec::new(),
+            new_errors: NewErrors::default(),
             is_fenced: false,
             is_closing: false,
         }
@@ -152,6 +157,9 @@ impl<E: TargetEnv> Context<E> {
         outbox: &mut Outbox<E::Buf>,
     ) {
         let qid = self.queue.as_ref().map_or(self.awaited_qid, |queue| queue.qid);
+        if !status.is_ok() {
+            self.note_error(cid, qid, status);
+        }
         let cqe = Cqe::new(cid, self.sqhd, qid, status, result);
         outbox.push_response(&self.tx, &cqe);
     }
@@ -178,9 +186,13 @@ impl<E: TargetEnv> Context<E> {
         outbox: &mut Outbox<E::Buf>,
     ) {
         let cid = self.commands[index].sqe.cid();
+        let sqe = (!status.is_ok()).then(|| self.commands[index].sqe);
         self.remove_command(index);
         if !self.is_closing {
             self.send_completion_inlined(cid, status, result, outbox);
+            if let Some(sqe) = sqe {
+                self.describe_error(&sqe);
+            }
         }
     }
 
@@ -220,6 +232,36 @@ impl<E: TargetEnv> Context<E> {
             });
         }
         self.send_completion(cid, status, 0, outbox);
+    }
+
+    /// Notes a command that fails, for the Error Information log page.
+    #[cold]
+    fn note_error(&mut self, cid: u16, sqid: u16, status: Status) {
+        let parameter = ErrorEntry::NO_PARAMETER;
+        self.new_errors.push(ErrorEntry { sqid, cid, status, parameter, ..ErrorEntry::default() });
+    }
+
+    /// Adds to the newest error, if it is of this command, which blocks the command was about.
+    #[cold]
+    pub(super) fn describe_error(&mut self, sqe: &Sqe) {
+        let qid = self.queue.as_ref().map_or(0, |queue| queue.qid);
+        let Some(error) = self.new_errors.last_of(sqe.cid()) else { return };
+        error.nsid = sqe.nsid();
+        if qid != 0 && has_blocks(sqe) {
+            error.lba = sqe.slba();
+        }
+    }
+
+    /// Ends an event on this connection: passes on what concerns others.
+    #[inline]
+    pub(super) fn end_event(&mut self, env: &mut E) {
+        self.release_locks(env);
+        if !self.new_errors.is_empty() {
+            let errors = self.new_errors.take();
+            if let Some(queue) = &self.queue {
+                env.with_shared(|shared| shared.add_errors(queue.cntlid, errors));
+            }
+        }
     }
 
     /// The index that the next command gets.
@@ -324,6 +366,19 @@ impl<E: TargetEnv> Context<E> {
         );
         self.report_problem(&meaning, env);
     }
+}
+
+/// Whether dwords 10 and 11 of an I/O command are its first block.
+const fn has_blocks(sqe: &Sqe) -> bool {
+    matches!(
+        sqe.opcode(),
+        opcode::READ
+            | opcode::WRITE
+            | opcode::COMPARE
+            | opcode::WRITE_ZEROES
+            | opcode::VERIFY
+            | opcode::COPY
+    )
 }
 
 /// Whether the data of a command, `data_len` bytes, is in its capsule. If not, the target must

@@ -28,6 +28,8 @@ mod drive_order;
 mod env;
 mod epoch_streams;
 mod epoch_use;
+mod error_log;
+mod events;
 mod flushes;
 mod flushing;
 mod fused;

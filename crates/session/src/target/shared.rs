@@ -9,6 +9,7 @@
 mod change;
 mod controllers;
 mod draining;
+mod eventful;
 mod locking;
 mod notices;
 mod reserving;
@@ -172,7 +173,7 @@ impl<R: Region> Shared<R> {
         let mut identity = Identity::clone(&self.identity);
         identity.ports = ports;
         self.identity = Arc::new(identity);
-        self.discovery_generation += 1;
+        self.note_discovery_change();
     }
 
     /// Sets how many bytes of data all connections together may hold, in addition to the

@@ -11,7 +11,7 @@ use riopipe_nvme::identify::{self, Controller, Descriptors, Namespace, NvmContro
 use riopipe_nvme::log_page;
 use riopipe_nvme::reservation::RESCAP;
 
-use super::Admin;
+use super::{Admin, change_events};
 use crate::outbox::Outbox;
 use crate::target::closed::Closed;
 use crate::target::context::Context;
@@ -19,10 +19,11 @@ use crate::target::env::TargetEnv;
 use crate::target::identity::{DiscoveryPort, Identity, LocalAddress};
 use crate::target::limits::{
     ABORTS_MAX, ADMIN_ENTRIES_MAX, ASYNC_EVENTS_MAX, CONNECTION_BYTES, COPY_BLOCKS_MAX,
-    COPY_RANGE_BLOCKS_MAX, COPY_RANGES_MAX, DSM_RANGE_BLOCKS, DSM_RANGES, IN_CAPSULE_BYTES,
-    KEEP_ALIVE_STEP_MS, MDTS, QUEUE_ENTRIES_MAX, WZSL,
+    COPY_RANGE_BLOCKS_MAX, COPY_RANGES_MAX, DSM_RANGE_BLOCKS, DSM_RANGES, ERROR_ENTRIES,
+    IN_CAPSULE_BYTES, KEEP_ALIVE_STEP_MS, MDTS, QUEUE_ENTRIES_MAX, WZSL,
 };
 use crate::target::namespace::{NamespaceConfig, Namespaces};
+use crate::target::shared::Controller as SharedController;
 use crate::wire;
 
 /// NMIC bit 0: several controllers may have the namespace.
@@ -141,7 +142,7 @@ impl Admin {
             context.send_completion(cid, Status::INVALID_FIELD.with_dnr(), 0, outbox);
             return Ok(());
         }
-        let Some(mut page) = self.whole_log_page(context, sqe.lid(), env) else {
+        let Some(page) = self.whole_log_page(context, sqe.lid(), env) else {
             context.send_completion(cid, Status::INVALID_LOG_PAGE.with_dnr(), 0, outbox);
             return Ok(());
         };
@@ -149,11 +150,13 @@ impl Admin {
             context.send_completion(cid, status.with_dnr(), 0, outbox);
             return Ok(());
         }
-        if !self.is_discovery && sqe.lid() == log_page::CHANGED_NAMESPACES {
-            page = self.namespace_events.read(sqe.log_retain()).to_vec();
-        }
         match log_page::slice(&page, sqe.log_offset(), len as u32) {
-            Ok(part) => context.send_page(sqe, &part, outbox),
+            Ok(part) => {
+                if !sqe.log_retain() {
+                    change_events(context, env, |events| events.on_read(sqe.lid()));
+                }
+                context.send_page(sqe, &part, outbox);
+            }
             Err(_) => context.send_completion(cid, Status::INVALID_FIELD.with_dnr(), 0, outbox),
         }
         Ok(())
@@ -211,9 +214,9 @@ impl Admin {
                 log_page::EFFECTS,
             ])
             .to_vec(),
-            // The error log has no entries, because the status of each command reports its error.
-            log_page::ERROR => alloc::vec![0; log_page::ErrorEntry::LEN],
+            log_page::ERROR => of_controller(context, env, |controller| controller.errors.page())?,
             log_page::SMART => log_page::Smart {
+                error_entries: of_controller(context, env, |controller| controller.errors.count())?,
                 temperature: TEMPERATURE_K,
                 spare: 100,
                 spare_threshold: 10,
@@ -225,11 +228,26 @@ impl Admin {
                 let identity = env.with_shared(|shared| shared.identity().clone());
                 log_page::firmware(&identity.firmware).to_vec()
             }
-            log_page::CHANGED_NAMESPACES => log_page::changed_namespaces(&[]).to_vec(),
+            log_page::CHANGED_NAMESPACES => {
+                let changed = of_controller(context, env, |controller| {
+                    controller.events.changed_namespaces()
+                });
+                log_page::changed_namespaces(&changed?).to_vec()
+            }
             log_page::EFFECTS => log_page::effects(true).to_vec(),
             _ => return None,
         })
     }
+}
+
+/// Reads something of the controller of this queue.
+fn of_controller<E: TargetEnv, T>(
+    context: &Context<E>,
+    env: &mut E,
+    read: impl FnOnce(&SharedController) -> T,
+) -> Option<T> {
+    let cntlid = context.queue.as_ref()?.cntlid;
+    env.with_shared(|shared| shared.controller(cntlid).map(read))
 }
 
 /// The namespace of a command that takes the id of one namespace.
@@ -259,6 +277,7 @@ fn any_controller(identity: &Identity, cntlid: u16) -> Controller {
         sgls: identify::SGLS_TCP,
         maxcmd: ADMIN_ENTRIES_MAX,
         lpa: identify::LPA_EXTENDED,
+        elpe: (ERROR_ENTRIES - 1) as u8,
         ..Controller::default()
     }
 }
@@ -325,6 +344,7 @@ fn io_controller(identity: &Identity, cntlid: u16, namespaces: &Namespaces) -> C
 fn discovery_controller(identity: &Identity, cntlid: u16) -> Controller {
     Controller {
         cntrltype: identify::CNTRLTYPE_DISCOVERY,
+        oaes: event::CONFIG_DISCOVERY,
         subnqn: DISCOVERY_NQN.into(),
         ..any_controller(identity, cntlid)
     }

@@ -4,9 +4,10 @@
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_nvme::fabrics::{Cap, Cc, Csts, VERSION_2_0, property};
 
-use super::Admin;
+use super::{Admin, change_events};
 use crate::target::context::{Context, update_shared};
 use crate::target::env::TargetEnv;
+use crate::target::events::Events;
 use crate::target::limits::QUEUE_ENTRIES_MAX;
 use crate::target::shared::Notice;
 
@@ -74,6 +75,7 @@ impl Admin {
             self.csts = self.csts.with_shutdown_done();
         } else if !new.enabled() && old.enabled() {
             disable(cntlid, env);
+            change_events(context, env, |events| *events = Events::default());
             self.csts = Csts(0);
             self.reset();
         }

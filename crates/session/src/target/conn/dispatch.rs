@@ -92,11 +92,15 @@ impl<E: TargetEnv> TargetConn<E> {
             context.send_completion(cid, Status::COMMAND_ID_CONFLICT.with_dnr(), 0, outbox);
             return Ok(());
         }
-        if is_admin {
-            self.execute_admin(capsule, env, outbox)
-        } else {
-            self.execute_io(capsule, env, outbox)
+        let sqe = capsule.sqe;
+        let outcome = match is_admin {
+            true => self.execute_admin(capsule, env, outbox),
+            false => self.execute_io(capsule, env, outbox),
+        };
+        if !self.context.new_errors.is_empty() {
+            self.context.describe_error(sqe);
         }
+        outcome
     }
 
     /// Handles a command on the admin queue.

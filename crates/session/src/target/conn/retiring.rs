@@ -8,7 +8,6 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::TargetConn;
-use crate::outbox::Outbox;
 use crate::target::context::update_shared;
 use crate::target::env::TargetEnv;
 
@@ -17,18 +16,9 @@ use crate::target::env::TargetEnv;
 pub(super) struct KnownChanges(Vec<u64>);
 
 impl<E: TargetEnv> TargetConn<E> {
-    /// Takes the namespaces after a change of those with the ids `nsids`.
-    pub(super) fn on_namespaces_changed(
-        &mut self,
-        number: u64,
-        nsids: &[u32],
-        env: &mut E,
-        outbox: &mut Outbox<E::Buf>,
-    ) {
+    /// Takes the namespaces after the change with this number.
+    pub(super) fn on_namespaces_changed(&mut self, number: u64, env: &mut E) {
         self.context.namespaces = env.with_shared(|shared| Arc::clone(shared.namespaces()));
-        if let Some(admin) = &mut self.admin {
-            admin.on_namespaces_changed(&mut self.context, nsids, outbox);
-        }
         self.known_changes.0.push(number);
         self.acknowledge_changes(env);
     }

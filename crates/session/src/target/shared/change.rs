@@ -109,7 +109,7 @@ impl<R: Region> Shared<R> {
         }
         if let Some(access) = access {
             self.access = access;
-            self.discovery_generation += 1;
+            self.note_discovery_change();
             self.end_hosts_not_allowed();
         }
         Ok(self.announce(changed_nsids))
@@ -135,11 +135,13 @@ impl<R: Region> Shared<R> {
         if nsids.is_empty() {
             return number;
         }
-        let nsids: Arc<[u32]> = nsids.into();
         let conns: BTreeSet<ConnId> = self.conns.keys().copied().collect();
         for conn in &conns {
-            let nsids = Arc::clone(&nsids);
-            self.leave_notice(*conn, Notice::NamespacesChanged { number, nsids });
+            self.leave_notice(*conn, Notice::NamespacesChanged { number });
+        }
+        // Behind the notices of the change: a host that is informed finds the new namespaces.
+        for nsid in nsids {
+            self.note_namespace_change(nsid);
         }
         if !conns.is_empty() {
             self.retirements.waiting_for.insert(number, conns);

@@ -14,6 +14,8 @@ use riopipe_order::region::Region;
 
 use super::notices::Notice;
 use super::{ConnEntry, Shared};
+use crate::target::error_log::ErrorLog;
+use crate::target::events::Events;
 use crate::target::ids::ConnId;
 use crate::target::limits::{CAPSULES_TO_MEMORY, CONTROLLERS_MAX, IN_CAPSULE_BYTES};
 use crate::target::reserved_access::ReservedAccess;
@@ -44,6 +46,10 @@ pub struct Controller {
     pub rights: Arc<Rights>,
     /// The access that reservations of namespaces allow to the host.
     pub access: Arc<ReservedAccess>,
+    /// Its asynchronous events.
+    pub events: Events,
+    /// Its newest errors.
+    pub errors: ErrorLog,
     /// The connections of the I/O queues, by queue id.
     pub queues: BTreeMap<u16, ConnId>,
 }
@@ -176,6 +182,8 @@ impl<R: Region> Shared<R> {
                 last_received: Arc::clone(&last_received),
                 rights: Arc::clone(&rights),
                 access: Arc::clone(&access),
+                events: Events::default(),
+                errors: ErrorLog::default(),
                 queues: BTreeMap::new(),
             },
         );

@@ -5,7 +5,6 @@
 //! then wakes the other connection, which may belong to another core.
 
 use alloc::collections::BTreeSet;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 
@@ -48,6 +47,8 @@ pub enum Notice {
         /// The command's lock of the blocks.
         ticket: LockTicket,
     },
+    /// The controller of this admin queue may have an event for its host.
+    Event,
     /// All connections have acknowledged a fence that this connection has raised.
     Fenced {
         /// The fence.
@@ -78,8 +79,6 @@ pub enum Notice {
         /// The number of the change, to acknowledge when the connection uses no namespace any more
         /// that is gone.
         number: u64,
-        /// The ids of the namespaces.
-        nsids: Arc<[u32]>,
     },
 }
 

@@ -1,0 +1,104 @@
+//! The asynchronous events of one controller (Base §5.2): what has changed that its host has not been
+//! informed of, and what the host has been informed of and has not read yet.
+//!
+//! ```text
+//! change ─→ noted ─→ reported by an event request ─→ log page read ─→ the next change is reported
+//! ```
+//!
+//! An event is reported once, until the host reads its log page without *Retain Asynchronous Event*.
+//! Without an event request it waits for the next one.
+
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+
+use riopipe_nvme::feature::event;
+use riopipe_nvme::log_page;
+
+/// One kind of event.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Notification {
+    /// Nothing has changed since the log page was read.
+    #[default]
+    Idle,
+    /// A change is to be reported.
+    Pending,
+    /// A change was reported, and the log page was not read yet.
+    Reported,
+}
+
+impl Notification {
+    /// Notes a change. It is not reported if the host has not enabled that.
+    fn note(&mut self, is_enabled: bool) {
+        if is_enabled && *self == Self::Idle {
+            *self = Self::Pending;
+        }
+    }
+
+    /// Takes the change that is to be reported now.
+    fn take(&mut self) -> bool {
+        let is_pending = *self == Self::Pending;
+        if is_pending {
+            *self = Self::Reported;
+        }
+        is_pending
+    }
+}
+
+/// The events of a controller.
+#[derive(Debug, Default)]
+pub struct Events {
+    /// The events that the host has enabled (Asynchronous Event Configuration).
+    config: u32,
+    /// The namespaces that have changed since the host read their list.
+    changed_namespaces: BTreeSet<u32>,
+    namespaces: Notification,
+    discovery: Notification,
+}
+
+impl Events {
+    /// Sets the events that the host has enabled.
+    pub(super) fn configure(&mut self, config: u32) {
+        self.config = config;
+    }
+
+    /// Notes that a namespace was added, removed, or has changed.
+    pub(super) fn namespace_changed(&mut self, nsid: u32) {
+        self.changed_namespaces.insert(nsid);
+        self.namespaces.note(self.config & event::CONFIG_NAMESPACE != 0);
+    }
+
+    /// Notes that the discovery log page has changed.
+    pub(super) fn discovery_changed(&mut self) {
+        self.discovery.note(self.config & event::CONFIG_DISCOVERY != 0);
+    }
+
+    /// The result of an event request for the next event; `None` if there is none.
+    pub(super) fn next(&mut self) -> Option<u64> {
+        if self.namespaces.take() {
+            let info = event::NAMESPACE_CHANGED;
+            Some(event::result(event::NOTICE, info, log_page::CHANGED_NAMESPACES))
+        } else if self.discovery.take() {
+            let info = event::DISCOVERY_CHANGED;
+            Some(event::result(event::NOTICE, info, log_page::DISCOVERY))
+        } else {
+            None
+        }
+    }
+
+    /// The namespaces that have changed, in ascending order.
+    pub(super) fn changed_namespaces(&self) -> Vec<u32> {
+        self.changed_namespaces.iter().copied().collect()
+    }
+
+    /// Notes that the host has read a log page, and does not retain its event.
+    pub(super) fn on_read(&mut self, lid: u8) {
+        match lid {
+            log_page::CHANGED_NAMESPACES => {
+                self.changed_namespaces.clear();
+                self.namespaces = Notification::Idle;
+            }
+            log_page::DISCOVERY => self.discovery = Notification::Idle,
+            _ => {}
+        }
+    }
+}
