@@ -67,6 +67,10 @@ pub mod event {
     pub const IMMEDIATE: u8 = 3;
     /// Immediate: the NVM subsystem begins a normal shutdown.
     pub const NORMAL_SHUTDOWN: u8 = 0x00;
+    /// Type of events of an I/O command set.
+    pub const COMMAND_SET: u8 = 6;
+    /// Event of the NVM command set: the log page 80h has a notification.
+    pub const RESERVATION_AVAILABLE: u8 = 0x00;
     /// Notice: namespaces were added, removed or changed; the log page is 04h.
     pub const NAMESPACE_CHANGED: u8 = 0x00;
     /// Notice: the discovery log changed; the log page is 70h.

@@ -26,6 +26,9 @@ pub const TELEMETRY_CONTROLLER: u8 = 0x08;
 /// Discovery.
 pub const DISCOVERY: u8 = 0x70;
 
+/// Reservation Notification.
+pub const RESERVATION: u8 = 0x80;
+
 /// Supported Log Pages: 1024 bytes, one dword per page, bit 0 set for each page of `pages`.
 #[must_use]
 pub fn supported(pages: &[u8]) -> [u8; 1024] {

@@ -168,6 +168,49 @@ pub fn report(
     bytes
 }
 
+/// A change of which registrants are informed (Base Figure 240, type).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Notification {
+    /// The host is not registered any more, because another one has preempted it.
+    RegistrationPreempted = 1,
+    /// A reservation that registrants share has ended.
+    ReservationReleased = 2,
+    /// Another host has cleared the reservation and all registrations.
+    ReservationPreempted = 3,
+}
+
+impl Notification {
+    /// Bit of the Reservation Notification Mask: with it, hosts are not informed of this change.
+    #[must_use]
+    pub const fn mask_bit(self) -> u32 {
+        1 << self as u8
+    }
+}
+
+/// All bits of the Reservation Notification Mask.
+pub const MASK_BITS: u32 = 0b1110;
+
+/// Length of the Reservation Notification log page in bytes.
+pub const NOTIFICATION_LEN: usize = 64;
+
+/// Reservation Notification: the oldest one that the host has not read, with its number and how many
+/// others follow it. Without one, all bytes are zero.
+#[must_use]
+pub fn notification_page(
+    oldest: Option<(u64, Notification, u32)>,
+    others: usize,
+) -> [u8; NOTIFICATION_LEN] {
+    let mut bytes = [0; NOTIFICATION_LEN];
+    if let Some((count, kind, nsid)) = oldest {
+        put_u64(&mut bytes, 0, count);
+        bytes[8] = kind as u8;
+        bytes[9] = others.min(255) as u8;
+        put_u32(&mut bytes, 12, nsid);
+    }
+    bytes
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -183,6 +226,19 @@ mod tests {
         assert_eq!(bytes[80..96], [7; 16]);
         assert_eq!(bytes[128..], [0; 3], "the second does not fit");
         assert_eq!(report(1, None, &[], 4), [1, 0, 0, 0]);
+    }
+
+    #[test]
+    fn notification_bytes() {
+        let bytes = notification_page(Some((9, Notification::ReservationReleased, 7)), 300);
+        assert_eq!(bytes[..16], [9, 0, 0, 0, 0, 0, 0, 0, 2, 255, 0, 0, 7, 0, 0, 0]);
+        assert_eq!(notification_page(None, 0), [0; 64]);
+        let all = [
+            Notification::RegistrationPreempted,
+            Notification::ReservationReleased,
+            Notification::ReservationPreempted,
+        ];
+        assert_eq!(all.iter().fold(0, |bits, kind| bits | kind.mask_bit()), MASK_BITS);
     }
 
     #[test]

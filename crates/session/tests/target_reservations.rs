@@ -449,3 +449,74 @@ fn a_host_without_an_identifier_has_no_reservations() {
     let (sqe, keys) = peer::register(1, 1, 0, 0, 1);
     assert_eq!(w.call(io, sqe, &keys).status, 0x0c);
 }
+
+#[test]
+fn registrants_are_informed_of_changes_by_others() {
+    const AVAILABLE: u64 = 0x0080_0006;
+    let mut hosts = Hosts::new(3);
+    for host in 1..=3 {
+        hosts.register(host);
+    }
+    // The notifications of a host: number, type, number of others, namespace.
+    let informed = |hosts: &mut Hosts, host: usize| {
+        let admin = hosts.admins[host - 1];
+        hosts.w.command(admin, Sqe::new(0x0c, 50, 0), &[]);
+        let event = hosts.w.completions(admin).first().map(|done| done.result);
+        if event.is_none() {
+            let abort = Sqe::new(0x08, 51, 0).dword(10, 50 << 16);
+            hosts.w.command(admin, abort, &[]);
+            hosts.w.completions(admin);
+        }
+        let mut notifications = Vec::new();
+        loop {
+            let (page, _) = hosts.w.fetch(admin, peer::get_log(5, 0x80, 0, 64));
+            if page[8] == 0 {
+                break;
+            }
+            assert_eq!(page[12..16], [1, 0, 0, 0], "the namespace");
+            notifications.push((page[0], page[8], page[9]));
+        }
+        assert_eq!(event, (!notifications.is_empty()).then_some(AVAILABLE));
+        notifications
+    };
+    // A reservation that registrants share ends.
+    assert_eq!(hosts.acquire(1, WRITE_EXCLUSIVE_REGISTRANTS), 0);
+    assert_eq!(hosts.release(1, WRITE_EXCLUSIVE_REGISTRANTS), 0);
+    assert_eq!(informed(&mut hosts, 1), []);
+    assert_eq!(informed(&mut hosts, 2), [(1, 2, 0)]);
+    assert_eq!(informed(&mut hosts, 3), [(1, 2, 0)]);
+    assert_eq!(informed(&mut hosts, 3), [], "it is read");
+    // One that they do not share.
+    assert_eq!(hosts.acquire(1, WRITE_EXCLUSIVE), 0);
+    assert_eq!(hosts.release(1, WRITE_EXCLUSIVE), 0);
+    assert_eq!(informed(&mut hosts, 2), []);
+    // Host 2 preempts 1, and masks nothing; 3 masks preempted registrations.
+    let mask = |value: u32| Sqe::new(0x09, 9, 1).dword(10, 0x82).dword(11, value);
+    let admin = hosts.admins[2];
+    assert_eq!(hosts.w.call(admin, mask(1), &[]).status, INVALID_FIELD);
+    assert_eq!(hosts.w.call(admin, mask(2), &[]).status, 0);
+    let get = Sqe::new(0x0a, 9, 1).dword(10, 0x82);
+    assert_eq!(hosts.w.call(admin, get, &[]).result, 2);
+    assert_eq!(hosts.preempt(2, WRITE_EXCLUSIVE, 1), 0);
+    assert_eq!(hosts.preempt(2, WRITE_EXCLUSIVE, 3), 0);
+    assert_eq!(informed(&mut hosts, 1), [(1, 1, 0)]);
+    assert_eq!(informed(&mut hosts, 3), []);
+    // All is cleared. Several notifications wait.
+    hosts.register(1);
+    hosts.register(3);
+    assert_eq!(hosts.acquire(2, WRITE_EXCLUSIVE_ALL), 0);
+    assert_eq!(hosts.preempt(2, EXCLUSIVE_ACCESS, 0), 0);
+    hosts.register(1);
+    assert_eq!(hosts.call(2, peer::release(1, 1, (1, 0), 2)), 0);
+    assert_eq!(informed(&mut hosts, 1), [(2, 1, 1), (3, 3, 0)]);
+    // More than are kept: the numbers show that some are missing.
+    hosts.register(1);
+    hosts.register(2);
+    for _ in 0..70 {
+        assert_eq!(hosts.acquire(1, WRITE_EXCLUSIVE_ALL), 0);
+        assert_eq!(hosts.release(1, WRITE_EXCLUSIVE_ALL), 0);
+    }
+    let kept = informed(&mut hosts, 2);
+    assert_eq!((kept.len(), kept[0].1, kept[0].2), (64, 2, 63));
+    assert_eq!(kept[63].0 - kept[0].0, 63);
+}

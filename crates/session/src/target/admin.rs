@@ -18,6 +18,7 @@ use riopipe_nvme::command::{Sqe, Status, admin as opcode};
 use riopipe_nvme::fabrics::{Cc, Csts};
 use riopipe_nvme::feature::{self, QueueCounts};
 use riopipe_nvme::identify::NSID_ALL;
+use riopipe_nvme::reservation::MASK_BITS;
 
 use self::aborting::WaitingAbort;
 use self::ownership::WaitingCommand;
@@ -317,6 +318,16 @@ impl Admin {
             // There is only power state 0, in bits 4:0.
             feature::POWER_MANAGEMENT if value & 0x1f == 0 => Ok(0),
             // Reservations end with the target, so they can't persist through power loss.
+            feature::RESERVATION_MASK if value & !MASK_BITS == 0 => {
+                reservation_namespaces(context, sqe)?;
+                let all = sqe.nsid() == NSID_ALL;
+                let nsids: Vec<u32> =
+                    context.namespaces.ids().filter(|nsid| all || *nsid == sqe.nsid()).collect();
+                change_events(context, env, |events| {
+                    nsids.iter().for_each(|nsid| events.mask_reservations(*nsid, value));
+                });
+                Ok(0)
+            }
             feature::RESERVATION_PERSISTENCE if value & 1 == 0 => {
                 reservation_namespaces(context, sqe).map(|()| 0)
             }
@@ -351,6 +362,14 @@ impl Admin {
             feature::VOLATILE_WRITE_CACHE if has_volatile_cache => Ok(1),
             feature::POWER_MANAGEMENT => Ok(0),
             feature::RESERVATION_PERSISTENCE => context.namespace(sqe).map(|_| 0),
+            feature::RESERVATION_MASK => {
+                context.namespace(sqe)?;
+                let cntlid = context.queue.as_ref().map_or(0, |queue| queue.cntlid);
+                let mask = env.with_shared(|shared| {
+                    shared.controller(cntlid).map(|other| other.events.reservation_mask(sqe.nsid()))
+                });
+                Ok(mask.unwrap_or(0).into())
+            }
             fid => self
                 .stored_features
                 .iter()

@@ -8,11 +8,14 @@
 //! An event is reported once, until the host reads its log page without *Retain Asynchronous Event*.
 //! Without an event request it waits for the next one.
 
-use alloc::collections::BTreeSet;
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use riopipe_nvme::feature::event;
 use riopipe_nvme::log_page;
+use riopipe_nvme::reservation::{self, NOTIFICATION_LEN, Notification as Reservation};
+
+use super::limits::RESERVATION_NOTIFICATIONS;
 
 /// One kind of event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,6 +56,14 @@ pub struct Events {
     changed_namespaces: BTreeSet<u32>,
     namespaces: Notification,
     discovery: Notification,
+    /// The notifications about reservations that the host has not read, the oldest first: number,
+    /// change, namespace.
+    reservations: VecDeque<(u64, Reservation, u32)>,
+    /// How many of them there have been.
+    reservation_count: u64,
+    /// By namespace id: the changes of which the host is not informed.
+    reservation_masks: BTreeMap<u32, u32>,
+    reservation: Notification,
 }
 
 impl Events {
@@ -72,6 +83,36 @@ impl Events {
         self.discovery.note(self.config & event::CONFIG_DISCOVERY != 0);
     }
 
+    /// Notes a change of reservations that concerns the host.
+    pub(super) fn reservation_changed(&mut self, nsid: u32, change: Reservation) {
+        if self.reservation_mask(nsid) & change.mask_bit() != 0 {
+            return;
+        }
+        self.reservation_count += 1;
+        // The numbers show the host that it has missed some.
+        if self.reservations.len() == RESERVATION_NOTIFICATIONS {
+            self.reservations.pop_front();
+        }
+        self.reservations.push_back((self.reservation_count, change, nsid));
+        self.reservation.note(true);
+    }
+
+    /// The changes of reservations of which the host is not informed.
+    pub(super) fn reservation_mask(&self, nsid: u32) -> u32 {
+        self.reservation_masks.get(&nsid).copied().unwrap_or(0)
+    }
+
+    /// Sets the changes of reservations of which the host is not informed.
+    pub(super) fn mask_reservations(&mut self, nsid: u32, mask: u32) {
+        self.reservation_masks.insert(nsid, mask);
+    }
+
+    /// The log page with the oldest notification about reservations.
+    pub(super) fn reservation_page(&self) -> [u8; NOTIFICATION_LEN] {
+        let others = self.reservations.len().saturating_sub(1);
+        reservation::notification_page(self.reservations.front().copied(), others)
+    }
+
     /// The result of an event request for the next event; `None` if there is none.
     pub(super) fn next(&mut self) -> Option<u64> {
         if self.namespaces.take() {
@@ -80,6 +121,9 @@ impl Events {
         } else if self.discovery.take() {
             let info = event::DISCOVERY_CHANGED;
             Some(event::result(event::NOTICE, info, log_page::DISCOVERY))
+        } else if self.reservation.take() {
+            let info = event::RESERVATION_AVAILABLE;
+            Some(event::result(event::COMMAND_SET, info, log_page::RESERVATION))
         } else {
             None
         }
@@ -98,6 +142,10 @@ impl Events {
                 self.namespaces = Notification::Idle;
             }
             log_page::DISCOVERY => self.discovery = Notification::Idle,
+            log_page::RESERVATION => {
+                self.reservations.pop_front();
+                self.reservation = Notification::Idle;
+            }
             _ => {}
         }
     }

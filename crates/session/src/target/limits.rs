@@ -96,6 +96,8 @@ pub const LOG_SLOTS_MAX: u64 = 1 << 25;
 pub const REGISTRANTS_MAX: usize = 1024;
 /// The most errors that the log of a controller keeps (ELPE + 1).
 pub const ERROR_ENTRIES: usize = 64;
+/// The most notifications about reservations that a controller keeps for its host.
+pub const RESERVATION_NOTIFICATIONS: usize = 64;
 /// The most fences of one volume that wait for operations in flight at the same time.
 pub const FENCES_MAX: usize = 64;
 /// The highest seq that a host may release or start from. It is far beyond the last group of any

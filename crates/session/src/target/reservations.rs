@@ -7,7 +7,7 @@
 use alloc::vec::Vec;
 
 use riopipe_nvme::command::Status;
-use riopipe_nvme::reservation::{Keys, Kind, ReportEntry};
+use riopipe_nvme::reservation::{Keys, Kind, Notification, ReportEntry};
 
 use super::limits::REGISTRANTS_MAX;
 
@@ -63,6 +63,9 @@ pub(super) enum Change {
     Clear,
 }
 
+/// A host that is to be informed of a change.
+pub(super) type Informed = (HostId, Notification);
+
 /// The access that a host has because of a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Access {
@@ -78,7 +81,7 @@ impl Access {
 pub(super) const CONFLICT: Status = Status::RESERVATION_CONFLICT.with_dnr();
 
 impl Reservations {
-    /// Carries out a change for a host.
+    /// Carries out a change for a host. Returns the hosts to inform of it.
     ///
     /// # Errors
     /// The status with which the command fails. Nothing has changed then.
@@ -87,7 +90,43 @@ impl Reservations {
         host: HostId,
         change: Change,
         keys: Keys,
-    ) -> Result<(), Status> {
+    ) -> Result<Vec<Informed>, Status> {
+        let (before, held_before) = (self.registrants.clone(), self.held);
+        self.carry_out(host, change, keys)?;
+        Ok(self.informed(host, change, &before, held_before))
+    }
+
+    /// The other hosts that are to be informed of a change by `host`.
+    fn informed(
+        &self,
+        host: HostId,
+        change: Change,
+        before: &[Registrant],
+        held_before: Option<Held>,
+    ) -> Vec<Informed> {
+        let is_gone = |other: &Registrant| self.registrant(other.host).is_none();
+        let others = before.iter().filter(|other| other.host != host);
+        let gone = others.clone().filter(|other| is_gone(other));
+        let mut informed: Vec<Informed> = match change {
+            Change::Clear => {
+                gone.map(|other| (other.host, Notification::ReservationPreempted)).collect()
+            }
+            Change::Preempt(_) => {
+                gone.map(|other| (other.host, Notification::RegistrationPreempted)).collect()
+            }
+            _ => Vec::new(),
+        };
+        // The registrants that have shared a reservation which has ended, or is of another type now.
+        let was_shared = held_before.is_some_and(|held| held.kind.admits_registrants());
+        let has_ended = held_before.map(|held| held.kind) != self.held.map(|held| held.kind);
+        if was_shared && has_ended && change != Change::Clear {
+            let left = others.filter(|other| !is_gone(other));
+            informed.extend(left.map(|other| (other.host, Notification::ReservationReleased)));
+        }
+        informed
+    }
+
+    fn carry_out(&mut self, host: HostId, change: Change, keys: Keys) -> Result<(), Status> {
         let counts = match change {
             Change::Register => self.register(host, keys.other).map(|()| true),
             Change::Unregister { any_key } => {
@@ -268,7 +307,7 @@ mod tests {
         let mut reservations = Reservations::default();
         let keys = Keys { current: 0, other: 1 };
         for number in 0..REGISTRANTS_MAX as u64 {
-            assert_eq!(reservations.change(host(number), Change::Register, keys), Ok(()));
+            assert_eq!(reservations.change(host(number), Change::Register, keys), Ok(Vec::new()));
         }
         let one_more = host(REGISTRANTS_MAX as u64);
         let refused = reservations.change(one_more, Change::Register, keys);
@@ -276,7 +315,7 @@ mod tests {
         let replace = Change::Replace { any_key: true };
         assert_eq!(reservations.change(one_more, replace, keys), Err(Status::INTERNAL));
         let unregister = Change::Unregister { any_key: true };
-        assert_eq!(reservations.change(host(0), unregister, keys), Ok(()));
-        assert_eq!(reservations.change(one_more, Change::Register, keys), Ok(()));
+        assert_eq!(reservations.change(host(0), unregister, keys), Ok(Vec::new()));
+        assert_eq!(reservations.change(one_more, Change::Register, keys), Ok(Vec::new()));
     }
 }

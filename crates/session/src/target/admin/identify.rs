@@ -212,6 +212,7 @@ impl Admin {
                 log_page::FIRMWARE,
                 log_page::CHANGED_NAMESPACES,
                 log_page::EFFECTS,
+                log_page::RESERVATION,
             ])
             .to_vec(),
             log_page::ERROR => of_controller(context, env, |controller| controller.errors.page())?,
@@ -235,6 +236,10 @@ impl Admin {
                 log_page::changed_namespaces(&changed?).to_vec()
             }
             log_page::EFFECTS => log_page::effects(true).to_vec(),
+            log_page::RESERVATION => {
+                of_controller(context, env, |controller| controller.events.reservation_page())?
+                    .to_vec()
+            }
             _ => return None,
         })
     }

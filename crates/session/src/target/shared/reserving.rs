@@ -6,11 +6,11 @@ use riopipe_nvme::command::Status;
 use riopipe_nvme::reservation::{Keys, Kind, ReportEntry};
 use riopipe_order::region::Region;
 
-use super::Shared;
 use super::notices::FenceEnd;
+use super::{Notice, Shared};
 use crate::target::block_locks::LockTicket;
 use crate::target::ids::ConnId;
-use crate::target::reservations::{Access, Change, HostId};
+use crate::target::reservations::{Access, Change, HostId, Informed};
 use crate::target::reserved_access::ReservedAccess;
 
 impl<R: Region> Shared<R> {
@@ -24,7 +24,9 @@ impl<R: Region> Shared<R> {
         ns_index: usize,
         (host, change, keys): (HostId, Change, Keys),
     ) -> Result<Option<LockTicket>, Status> {
-        self.reservations.entry(ns_index).or_default().change(host, change, keys)?;
+        let namespace = self.reservations.entry(ns_index).or_default();
+        let informed = namespace.change(host, change, keys)?;
+        self.inform_of_reservations(ns_index, &informed);
         let mut have_lost = false;
         for controller in self.controllers.values() {
             let access = self.access_of(controller.hostid, ns_index);
@@ -37,6 +39,20 @@ impl<R: Region> Shared<R> {
         let end = FenceEnd::Lock { conn, ticket };
         let fence = self.raise_drain(ns_index, &(0..u64::MAX), Some(conn), end);
         Ok(fence.map(|_| ticket))
+    }
+
+    fn inform_of_reservations(&mut self, ns_index: usize, informed: &[Informed]) {
+        let nsid = self.namespaces.at(ns_index).config.nsid;
+        let mut admins = Vec::new();
+        for controller in self.controllers.values_mut().filter(|other| !other.discovery) {
+            for (_, change) in informed.iter().filter(|(host, _)| *host == controller.hostid) {
+                controller.events.reservation_changed(nsid, *change);
+                admins.push(controller.admin);
+            }
+        }
+        for admin in admins {
+            self.leave_notice(admin, Notice::Event);
+        }
     }
 
     fn access_of(&self, host: HostId, ns_index: usize) -> Access {
