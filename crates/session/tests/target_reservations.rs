@@ -2,11 +2,18 @@
 
 mod world;
 
+use riopipe_order::attribute::VolumeId;
+use riopipe_session::wire;
 use riopipe_testkit::peer::{self, Sqe};
-use world::{World, attribute, block, flush_entry, ordered};
+use world::recovery::{RIVAL, RIVAL_ID};
+use world::{VOLUME, World, attribute, block, flush_entry, ordered};
 
 const CONFLICT: u16 = 0x83;
 const INVALID_FIELD: u16 = 0x02;
+/// The project's status: the volume of the namespace has an owner.
+const GUARDED: u16 = wire::status::GUARDED.code();
+/// The project's status: another owner has taken over the volume.
+const STALE_GENERATION: u16 = wire::status::STALE_GENERATION.code();
 /// The types.
 const WRITE_EXCLUSIVE: u32 = 1;
 const EXCLUSIVE_ACCESS: u32 = 2;
@@ -301,10 +308,9 @@ fn t8_no_write_of_a_preempted_host_lands_later() {
     let abort = Sqe::new(0x08, 9, 0).dword(10, 1 << 16 | 1);
     assert_eq!(w.call(hosts.admins[1], abort, &[]).result, 1);
     w.complete(0, 0);
-    assert!(w.next(new).is_none(), "a round waits for all that was in flight");
-    w.complete(0, 0);
     let done = w.completions(new);
-    assert_eq!((done.len(), done[0].status), (1, 0));
+    assert_eq!((done.len(), done[0].status), (1, 0), "the read changes no block");
+    w.complete(0, 0);
     w.send_requested(old, 10, &block(3));
     let statuses: Vec<_> = w.completions(old).iter().map(|done| (done.cid, done.status)).collect();
     assert_eq!(statuses, [(11, 0), (12, CONFLICT), (10, CONFLICT)]);
@@ -325,13 +331,123 @@ fn t8_no_write_of_a_preempted_host_lands_later() {
     assert_eq!(hosts.w.completions(new)[0].status, 0);
 }
 
+/// An operation that changes no block may wait for other hosts, and must not keep a Preempt waiting.
+#[test]
+fn an_acquire_waits_only_for_what_may_change_the_namespace() {
+    let mut w = World::new(&[true, false]);
+    let [old, new] = [1, 2].map(|number| {
+        let (_, cntlid) = w.admin_as(&name(number), [number as u8; 16], 0);
+        w.io_as(&name(number), [number as u8; 16], cntlid, 1)
+    });
+    for nsid in [1, 2] {
+        assert_eq!(w.call(old, peer::write(1, nsid, 0, 1), &block(1)).status, 0);
+    }
+    let (sqe, keys) = peer::register(1, 1, 0, 0, 2);
+    assert_eq!(w.call(new, sqe, &keys).status, 0);
+    w.host.drives[0].holds = true;
+    w.host.drives[1].holds = true;
+    // The FLUSH of a write with FUA, and commands that change nothing.
+    w.command(old, peer::write(10, 1, 1, 1).byte(51, 0x40), &block(2));
+    w.complete(0, 0);
+    w.command(old, peer::flush(11, 1), &[]);
+    w.command(old, peer::read(12, 1, 0, 1), &[]);
+    w.command(old, peer::compare(13, 1, 0, 1), &block(1));
+    w.command(old, peer::verify(14, 1, 0, 1), &[]);
+    let (copy, list) = peer::copy(15, 1, 100, &[(0, 1)]);
+    w.command(old, copy, &list);
+    // Another namespace.
+    w.command(old, peer::write(16, 2, 1, 1), &block(2));
+    assert_eq!((w.host.drives[0].pending.len(), w.host.drives[1].pending.len()), (6, 1));
+    let acquire = |action| peer::acquire(1, 1, (action, WRITE_EXCLUSIVE), 2, 0);
+    let (sqe, keys) = acquire(ACQUIRE);
+    w.command(new, sqe, &keys);
+    let statuses: Vec<_> = w.completions(new).iter().map(|done| done.status).collect();
+    assert_eq!(statuses, [0]);
+    w.complete_all(0);
+    w.complete_all(1);
+    let mut statuses = Vec::new();
+    while let Some(answer) = w.next(old) {
+        // Beside the data of the Read.
+        if answer.kind == 0x05 {
+            statuses.push((answer.completion().cid, answer.completion().status));
+        }
+    }
+    statuses.sort_unstable();
+    let expected = [(10, 0), (11, 0), (12, 0), (13, 0), (14, 0), (15, CONFLICT), (16, 0)];
+    assert_eq!(statuses, expected, "the Copy does not write what it has read");
+}
+
+/// A host that finds a reservation made may rely on it.
+#[test]
+fn t8_every_command_about_reservations_waits_for_the_same_writes() {
+    let mut hosts = Hosts::new(3);
+    hosts.register(2);
+    hosts.register(3);
+    let (old, new, third) = (hosts.ios[0], hosts.ios[1], hosts.ios[2]);
+    let w = &mut hosts.w;
+    w.host.drives[0].holds = true;
+    w.command(old, peer::write(11, 1, 2, 1), &block(1));
+    let (sqe, keys) = peer::acquire(1, 1, (ACQUIRE, WRITE_EXCLUSIVE), 2, 0);
+    w.command(new, sqe, &keys);
+    let (acquire, keys) = peer::acquire(2, 1, (ACQUIRE, WRITE_EXCLUSIVE), 3, 0);
+    w.command(third, acquire, &keys);
+    let (register, keys) = peer::register(3, 1, 0, 0, 3);
+    w.command(third, register, &keys);
+    w.command(third, peer::report(4, 1, 128), &[]);
+    w.command(third, peer::report(5, 1, 128), &[]);
+    assert!(w.next(new).is_none() && w.next(third).is_none(), "the write can still land");
+    // A Report changes nothing, so it can be aborted.
+    let abort = Sqe::new(0x08, 9, 0).dword(10, 5 << 16 | 1);
+    assert_eq!(w.call(hosts.admins[2], abort, &[]).result, 0);
+    w.complete(0, 0);
+    assert_eq!(w.completions(new)[0].status, 0);
+    let mut data = Vec::new();
+    let mut statuses = Vec::new();
+    while let Some(answer) = w.next(third) {
+        match answer.kind {
+            0x07 => data = answer.data,
+            _ => statuses.push((answer.completion().cid, answer.completion().status)),
+        }
+    }
+    statuses.sort_unstable();
+    assert_eq!(statuses, [(2, CONFLICT), (3, 0), (4, 0), (5, 0x07)]);
+    assert_eq!(data[4], WRITE_EXCLUSIVE as u8);
+    // Nothing waits any more.
+    assert_eq!(w.fetch(third, peer::report(6, 1, 128)).1.status, 0);
+    assert!(w.links[third].conn.is_quiet() && w.links[new].conn.is_quiet());
+}
+
+/// Host 2 holds a reservation that registrants share. It was made before the volume had an owner.
+struct Shared {
+    w: World,
+    owner: world::Owner,
+    /// Another queue of the owner.
+    second: usize,
+    /// The queue of the holder.
+    holder: usize,
+}
+
+impl Shared {
+    fn new(volatile: bool) -> Self {
+        let mut w = World::new(&[volatile]);
+        let (_, cntlid) = w.admin_as(&name(2), [2; 16], 0);
+        let holder = w.io_as(&name(2), [2; 16], cntlid, 1);
+        let acquire = peer::acquire(1, 1, (ACQUIRE, WRITE_EXCLUSIVE_REGISTRANTS), 2, 0);
+        for (sqe, keys) in [peer::register(1, 1, 0, 0, 2), acquire] {
+            assert_eq!(w.call(holder, sqe, &keys).status, 0);
+        }
+        let owner = w.owner();
+        let second = w.io(owner.cntlid, 2);
+        Self { w, owner, second, holder }
+    }
+}
+
 /// The owner of a volume needs the access, too: its ordered requests and those that wait.
 #[test]
 fn a_reservation_stands_against_ordered_writes() {
-    let mut w = World::new(&[false]);
-    let owner = w.owner();
-    let (_, cntlid) = w.admin_as(&name(2), [2; 16], 0);
-    let other = w.io_as(&name(2), [2; 16], cntlid, 1);
+    let Shared { mut w, owner, second, holder } = Shared::new(false);
+    let (sqe, keys) = peer::register(1, 1, 0, 0, 1);
+    assert_eq!(w.call(second, sqe, &keys).status, 0);
     assert_eq!(w.call(owner.io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0);
     // The second write of a block waits for the first one (T12).
     w.host.drives[0].holds = true;
@@ -344,56 +460,105 @@ fn a_reservation_stands_against_ordered_writes() {
         w.command(owner.io, sqe, &block(cid as u8));
     }
     assert_eq!(w.host.drives[0].pending.len(), 1);
-    let (sqe, keys) = peer::register(1, 1, 0, 0, 2);
-    assert_eq!(w.call(other, sqe, &keys).status, 0);
-    let (sqe, keys) = peer::acquire(1, 1, (ACQUIRE, WRITE_EXCLUSIVE), 2, 0);
-    w.command(other, sqe, &keys);
-    assert!(w.next(other).is_none(), "it waits for the first write");
+    // The owner ends its registration, and with it its access.
+    let (sqe, keys) = peer::register(1, 1, 1, 1, 0);
+    w.command(second, sqe, &keys);
+    assert!(w.next(second).is_none(), "it waits for the first write");
     w.complete(0, 0);
-    assert_eq!(w.completions(other)[0].status, 0);
+    assert_eq!(w.completions(second)[0].status, 0);
     assert!(w.host.drives[0].pending.is_empty(), "the second is not written");
     let statuses: Vec<_> =
         w.completions(owner.io).iter().map(|done| (done.cid, done.status)).collect();
     assert_eq!(statuses, [(2, 0), (3, CONFLICT)]);
     // The stream has stopped (P6), and a new request is refused.
-    let poisoned = riopipe_session::wire::status::POISONED.code();
+    let poisoned = wire::status::POISONED.code();
     assert_eq!(w.call(owner.io, ordered(4, &attribute(4, 4), 0), &block(4)).status, poisoned);
     // Neither may the holder of the reservation write the volume: it needs both.
-    let guarded = riopipe_session::wire::status::GUARDED.code();
-    assert_eq!(w.call(other, peer::write(5, 1, 0, 1), &block(5)).status, guarded);
+    assert_eq!(w.call(holder, peer::write(5, 1, 0, 1), &block(5)).status, GUARDED);
     // An ordered request that comes after the reservation stops its stream.
-    let (mut w, io, other) = {
-        let mut w = World::new(&[false]);
-        let owner = w.owner();
-        let (_, cntlid) = w.admin_as(&name(2), [2; 16], 0);
-        let other = w.io_as(&name(2), [2; 16], cntlid, 1);
-        (w, owner.io, other)
-    };
-    for (sqe, keys) in
-        [peer::register(1, 1, 0, 0, 2), peer::acquire(1, 1, (ACQUIRE, WRITE_EXCLUSIVE), 2, 0)]
-    {
-        assert_eq!(w.call(other, sqe, &keys).status, 0);
-    }
-    assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, CONFLICT);
-    assert_eq!(w.call(io, ordered(2, &attribute(2, 2), 0), &block(1)).status, poisoned);
+    let Shared { mut w, owner, .. } = Shared::new(false);
+    assert_eq!(w.call(owner.io, ordered(1, &attribute(1, 1), 0), &block(1)).status, CONFLICT);
+    assert_eq!(w.call(owner.io, ordered(2, &attribute(2, 2), 0), &block(1)).status, poisoned);
     assert!(w.host.drives[0].history.is_empty());
 }
 
 /// It writes nothing, but it is a FLUSH of the drive.
 #[test]
 fn a_reservation_stands_against_ordered_flushes() {
-    let mut w = World::new(&[true]);
-    let owner = w.owner();
-    let (_, cntlid) = w.admin_as(&name(2), [2; 16], 0);
-    let other = w.io_as(&name(2), [2; 16], cntlid, 1);
-    for (sqe, keys) in
-        [peer::register(1, 1, 0, 0, 2), peer::acquire(1, 1, (ACQUIRE, WRITE_EXCLUSIVE), 2, 0)]
-    {
-        assert_eq!(w.call(other, sqe, &keys).status, 0);
-    }
+    let Shared { mut w, owner, .. } = Shared::new(true);
     assert_eq!(w.call(owner.io, ordered(1, &flush_entry(1, 0), 0), &[]).status, CONFLICT);
     assert!(w.host.drives[0].history.is_empty());
     assert!(w.scan(0, 0).entries.is_empty(), "it is not in the log");
+}
+
+/// A plain host must not be able to stop a volume.
+#[test]
+fn t21_a_namespace_of_an_owner_is_not_reserved_by_others() {
+    let mut w = World::new(&[false]);
+    let owner = w.owner();
+    let (_, cntlid) = w.admin_as(&name(2), [2; 16], 0);
+    let other = w.io_as(&name(2), [2; 16], cntlid, 1);
+    let second = w.io(owner.cntlid, 2);
+    for (io, key) in [(second, 1), (other, 2)] {
+        let (sqe, keys) = peer::register(1, 1, 0, 0, key);
+        assert_eq!(w.call(io, sqe, &keys).status, 0, "it takes no access");
+    }
+    for action in [ACQUIRE, PREEMPT, PREEMPT_AND_ABORT] {
+        let (sqe, keys) = peer::acquire(1, 1, (action, WRITE_EXCLUSIVE), 2, 1);
+        assert_eq!(w.call(other, sqe, &keys).status, GUARDED, "action {action}");
+    }
+    assert_eq!(w.call(owner.io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0);
+    // The owner itself may exclude others, and preempt them.
+    for (action, key) in [(ACQUIRE, 0), (PREEMPT, 2)] {
+        let (sqe, keys) = peer::acquire(1, 1, (action, EXCLUSIVE_ACCESS), 1, key);
+        assert_eq!(w.call(second, sqe, &keys).status, 0);
+    }
+    assert_eq!(w.call(other, peer::read(2, 1, 0, 1), &[]).status, CONFLICT);
+    // The owner is gone, and its lease runs out (T25).
+    let mut w = World::new(&[false]);
+    w.lease_ms = 1000;
+    let owner = w.owner();
+    let (_, cntlid) = w.admin_as(&name(2), [2; 16], 0);
+    let other = w.io_as(&name(2), [2; 16], cntlid, 1);
+    let (sqe, register) = peer::register(1, 1, 0, 0, 2);
+    assert_eq!(w.call(other, sqe, &register).status, 0);
+    w.hang_up(owner.admin);
+    let (acquire, keys) = peer::acquire(1, 1, (ACQUIRE, WRITE_EXCLUSIVE), 2, 0);
+    assert_eq!(w.call(other, acquire, &keys).status, GUARDED);
+    w.host.now += 1_000_000_001;
+    assert_eq!(w.call(other, acquire, &keys).status, 0);
+}
+
+/// The owner of two volumes that has lost one of them still needs the access to read the other.
+#[test]
+fn a_fenced_owner_needs_the_access_to_read_its_other_volume() {
+    let mut w = World::new(&[false, false]);
+    let (_, cntlid) = w.admin_as(&name(2), [2; 16], 0);
+    let holder = w.io_as(&name(2), [2; 16], cntlid, 1);
+    let (admin, cntlid) = w.admin();
+    let io = w.io(cntlid, 1);
+    let claim = |w: &World, volume, nsid| wire::Claim {
+        volume,
+        members: wire::in_order([nsid]),
+        ..w.first_claim()
+    };
+    let (sqe, keys) = peer::register(1, 2, 0, 0, 2);
+    assert_eq!(w.call(holder, sqe, &keys).status, 0);
+    let (sqe, keys) = peer::acquire(1, 2, (ACQUIRE, EXCLUSIVE_ACCESS), 2, 0);
+    assert_eq!(w.call(holder, sqe, &keys).status, 0);
+    let first = claim(&w, VOLUME, 1);
+    let second = claim(&w, VolumeId([8; 16]), 2);
+    for claim in [&first, &second] {
+        assert_eq!(w.claim(admin, claim).unwrap().status, 0);
+    }
+    let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    let taken = wire::Claim { generation: 2, create: false, take_over: true, ..first };
+    assert_eq!(w.claim(rival, &taken).unwrap().status, 0);
+    assert_eq!(w.call(io, peer::verify(1, 1, 0, 1), &[]).status, STALE_GENERATION);
+    assert_eq!(w.call(io, peer::verify(2, 2, 0, 1), &[]).status, CONFLICT);
+    let (sqe, keys) = peer::release(1, 2, (0, EXCLUSIVE_ACCESS), 2);
+    assert_eq!(w.call(holder, sqe, &keys).status, 0);
+    assert_eq!(w.call(io, peer::verify(3, 2, 0, 1), &[]).status, 0, "it owns this volume");
 }
 
 #[test]
@@ -404,12 +569,14 @@ fn report_has_the_extended_structure_alone() {
     let io = hosts.ios[0];
     let report = peer::report(1, 1, 128);
     assert_eq!(hosts.w.call(io, report.dword(11, 0), &[]).status, 0x18, "EDS is clear");
-    assert_eq!(hosts.w.call(io, report.dword(10, 14), &[]).status, INVALID_FIELD, "60 bytes");
     assert_eq!(hosts.w.call(io, report.dword(10, u32::MAX), &[]).status, INVALID_FIELD);
     assert_eq!(hosts.w.call(io, report.dword(1, 9), &[]).status, 0x0b);
     let bytes = hosts.w.fetch(io, report).0;
     assert_eq!((bytes.len(), bytes[5]), (128, 2), "one fits, and all are counted");
     assert_eq!(bytes[9], 0, "PTPLS: lost when the power is");
+    // A part of the header is enough for a host that wants to know the number.
+    let head = hosts.w.fetch(io, peer::report(2, 1, 8)).0;
+    assert_eq!(head, bytes[..8]);
 }
 
 /// Reservations end with the process of the target, so they are not to persist.
@@ -519,4 +686,47 @@ fn registrants_are_informed_of_changes_by_others() {
     let kept = informed(&mut hosts, 2);
     assert_eq!((kept.len(), kept[0].1, kept[0].2), (64, 2, 63));
     assert_eq!(kept[63].0 - kept[0].0, 63);
+}
+
+/// A host that has lost its connection repeats its Acquire on another one.
+#[test]
+fn t8_a_repeated_acquire_waits_for_the_same_writes() {
+    let mut hosts = Hosts::new(2);
+    hosts.register(2);
+    let (old, new) = (hosts.ios[0], hosts.ios[1]);
+    hosts.w.host.drives[0].holds = true;
+    hosts.w.command(old, peer::write(11, 1, 2, 1), &block(1));
+    let (sqe, keys) = peer::acquire(1, 1, (ACQUIRE, WRITE_EXCLUSIVE), 2, 0);
+    hosts.w.command(new, sqe, &keys);
+    assert!(hosts.w.next(new).is_none(), "it waits for the write at the drive");
+    hosts.w.hang_up(new);
+    let again = hosts.connect(2);
+    hosts.w.command(again, sqe, &keys);
+    assert_eq!(hosts.w.host.drives[0].pending.len(), 1);
+    assert!(hosts.w.next(again).is_none(), "the write can still land");
+    hosts.w.complete(0, 0);
+    assert_eq!(hosts.w.completions(again)[0].status, 0);
+}
+
+/// The first write of a connection notes it as a writer. An Acquire on another core may come between
+/// the check of the access and the note.
+#[test]
+fn t8_the_first_write_of_a_connection_does_not_land_after_an_acquire() {
+    let mut hosts = Hosts::new(2);
+    hosts.register(2);
+    let new = hosts.ios[1];
+    let (sqe, keys) = peer::acquire(1, 1, (ACQUIRE, WRITE_EXCLUSIVE), 2, 0);
+    let capsule = peer::capsule(hosts.w.links[new].digests, &sqe.0, &keys);
+    let acquired = std::rc::Rc::new(std::cell::Cell::new(false));
+    let has_acquired = std::rc::Rc::clone(&acquired);
+    assert_eq!(new, hosts.w.links.len() - 1);
+    let mut other = hosts.w.links.pop().unwrap();
+    hosts.w.host.before_lock = Some(Box::new(move |host| {
+        other.conn.receive(&capsule, host, &mut other.out).unwrap();
+        has_acquired.set(!other.out.is_empty());
+    }));
+    let status = hosts.call(1, (peer::write(11, 1, 2, 1), block(1)));
+    assert!(acquired.get(), "the Acquire has completed");
+    assert_eq!(status, CONFLICT);
+    assert!(hosts.w.host.drives[0].history.is_empty(), "the write has landed all the same");
 }

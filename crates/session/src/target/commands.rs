@@ -75,6 +75,8 @@ pub(super) struct Command<B> {
     pub(super) is_refused: bool,
     /// A fence waits for its device operation to come back.
     pub(super) awaited_by_fence: bool,
+    /// A fence of blocks waits for its device operation to come back.
+    pub(super) awaited_by_drain: bool,
     /// Dataset Management: how many ranges have been begun.
     pub(super) begun_range_count: u16,
     /// Dataset Management: how many blocks of the next range have been begun.
@@ -241,6 +243,7 @@ impl<B> Commands<B> {
         command.early_status = None;
         command.is_refused = false;
         command.awaited_by_fence = false;
+        command.awaited_by_drain = false;
         command.begun_range_count = 0;
         command.range_offset = 0;
         command.is_ordered = false;
@@ -385,6 +388,7 @@ impl<B> Command<B> {
             early_status: None,
             is_refused: false,
             awaited_by_fence: false,
+            awaited_by_drain: false,
             begun_range_count: 0,
             range_offset: 0,
             is_ordered: false,
@@ -422,13 +426,16 @@ impl<B> Command<B> {
         self.sqe.slba() + u64::from(self.piece_offset / BLOCK_SIZE)
     }
 
-    /// Whether a device operation is in flight that may change some of these blocks.
+    /// Whether a device operation is in flight that may change some of these blocks. A FLUSH changes
+    /// none, also the one that follows a write.
     pub(super) fn may_be_changing(&self, ns_index: usize, blocks: &Range<u64>) -> bool {
-        if !self.is_on_device() || usize::from(self.ns_index) != ns_index {
+        if self.stage != Stage::Device || usize::from(self.ns_index) != ns_index {
             return false;
         }
         match self.sqe.opcode() {
             opcode::READ | opcode::COMPARE | opcode::VERIFY | opcode::FLUSH => false,
+            // Its next write passes the guard, and waits for locked blocks.
+            opcode::COPY if self.copy.as_ref().is_some_and(|copy| copy.is_reading()) => false,
             opcode::WRITE | opcode::WRITE_ZEROES => {
                 let end = self.sqe.slba() + u64::from(self.sqe.nlb());
                 self.sqe.slba() < blocks.end && blocks.start < end

@@ -414,12 +414,10 @@ impl<E: TargetEnv> TargetConn<E> {
             debug_assert!(false, "a completion of an operation that was not in flight");
             return;
         };
-        if core::mem::take(&mut command.awaited_by_fence) {
-            // The command may begin a second operation: a FLUSH, or another range of blocks. The
-            // fence need not wait for the second operation, because a FLUSH writes nothing new, and
-            // the guard checks each range before it begins.
-            self.fences.on_awaited_operation_done();
-        }
+        // The command may begin a second operation: a FLUSH, or another range of blocks. No fence need
+        // wait for the second operation, because a FLUSH writes nothing new, and the guard checks each
+        // range before it begins.
+        self.fences.on_operation_done(index, command);
         self.on_device_result(index, result, env, outbox);
     }
 

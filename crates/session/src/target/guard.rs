@@ -19,12 +19,16 @@ impl<E: TargetEnv> Context<E> {
     /// The status with which the write is refused.
     #[inline(always)]
     pub(super) fn guard(&mut self, ns_index: usize, env: &mut E) -> Result<(), Status> {
+        // A host that may not write is not noted as a writer, so it can't make claims more expensive.
         self.check_reservation(ns_index)?;
         let association = self.association();
-        if self.may_write(ns_index, association, env) {
-            return Ok(());
+        if !self.may_write(ns_index, association, env) {
+            self.check_guarded_write(ns_index, association, env)?;
         }
-        self.check_guarded_write(ns_index, association, env)
+        // The access must be read after the connection is noted as a writer. Another host may have
+        // acquired a reservation before the note, and then it does not wait for this connection
+        // (trap T8).
+        self.check_reservation(ns_index)
     }
 
     /// Checks whether reservations allow the host to change blocks of the namespace. Unlike the guard,
@@ -49,8 +53,10 @@ impl<E: TargetEnv> Context<E> {
     #[inline]
     pub(super) fn refuses_read(&self, ns_index: usize) -> Option<Status> {
         let Queue { rights, access, .. } = self.queue.as_ref()?;
-        if rights.is_good() {
-            (!access.may_read(ns_index)).then_some(CONFLICT)
+        if !access.may_read(ns_index) {
+            Some(CONFLICT)
+        } else if rights.is_good() {
+            None
         } else if rights.has_ended() {
             (!probe::is_bug_planted(Plant::T8EndedReads)).then_some(Status::QUEUE_DELETED)
         } else {

@@ -94,6 +94,8 @@ pub const STREAM_SLOTS_MAX: u32 = 1 << 18;
 pub const LOG_SLOTS_MAX: u64 = 1 << 25;
 /// The most hosts that are registered for the reservations of one namespace (trap T28).
 pub const REGISTRANTS_MAX: usize = 1024;
+/// The most of these hosts that have the same NQN (trap T28).
+pub const REGISTRANTS_OF_NQN_MAX: usize = 16;
 /// The most errors that the log of a controller keeps (ELPE + 1).
 pub const ERROR_ENTRIES: usize = 64;
 /// The most notifications about reservations that a controller keeps for its host.

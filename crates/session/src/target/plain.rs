@@ -24,7 +24,7 @@ use super::epoch_use::{EpochUse, is_stream_failure};
 use super::fused::FirstHalf;
 use super::ids::OpId;
 use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
-use super::reserve::is_reservation;
+use super::reserve::{changes_reservations, on_reservations_drained};
 use super::transfer::piece_of;
 use crate::outbox::Outbox;
 use crate::wire;
@@ -148,7 +148,9 @@ impl PlainIo {
             opcode::WRITE => self.submit_received_write(context, index, env, outbox),
             opcode::COMPARE => self.read_to_compare(context, index, env, outbox),
             opcode::COPY => self.on_copy_list(context, index, env, outbox),
-            code if is_reservation(code) => self.on_reservation_keys(context, index, env, outbox),
+            code if changes_reservations(code) => {
+                self.on_reservation_keys(context, index, env, outbox)
+            }
             _ => self.begin_dataset(context, index, env, outbox),
         }
     }
@@ -434,8 +436,8 @@ impl PlainIo {
                 Ok(()) => self.submit_write_zeroes(context, index, env, outbox),
                 Err(status) => context.complete_command(index, status, 0, outbox),
             },
-            (code, None) if is_reservation(code) => {
-                context.complete_command(index, Status::SUCCESS, 0, outbox);
+            (code, None) if changes_reservations(code) || code == opcode::RESERVATION_REPORT => {
+                on_reservations_drained(context, index, env, outbox);
             }
             (opcode::COPY, None) => self.write_copied(context, index, env, outbox),
             _ => self.deallocate_next(context, index, env, outbox),

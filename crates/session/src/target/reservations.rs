@@ -4,20 +4,30 @@
 //! Hosts are known by their host identifiers, so a reservation outlives associations. It is kept in
 //! memory: it ends with the process of the target (RESCAP bit 0 is clear).
 
+use alloc::string::String;
 use alloc::vec::Vec;
 
 use riopipe_nvme::command::Status;
 use riopipe_nvme::reservation::{Keys, Kind, Notification, ReportEntry};
 
-use super::limits::REGISTRANTS_MAX;
+use super::limits::{REGISTRANTS_MAX, REGISTRANTS_OF_NQN_MAX};
 
 /// A host identifier.
 pub(super) type HostId = [u8; 16];
 
+/// A host that sends a command about reservations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Host {
+    pub(super) id: HostId,
+    /// Its name. Only the number of registrations with the same name depends on it.
+    pub(super) nqn: String,
+}
+
 /// A registered host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Registrant {
     host: HostId,
+    nqn: String,
     key: u64,
 }
 
@@ -63,6 +73,13 @@ pub(super) enum Change {
     Clear,
 }
 
+impl Change {
+    /// Whether the change may take access from others that no reservation has excluded before.
+    pub(super) const fn takes_access(self) -> bool {
+        matches!(self, Self::Acquire(_) | Self::Preempt(_))
+    }
+}
+
 /// A host that is to be informed of a change.
 pub(super) type Informed = (HostId, Notification);
 
@@ -87,13 +104,25 @@ impl Reservations {
     /// The status with which the command fails. Nothing has changed then.
     pub(super) fn change(
         &mut self,
-        host: HostId,
+        host: &Host,
         change: Change,
         keys: Keys,
     ) -> Result<Vec<Informed>, Status> {
-        let (before, held_before) = (self.registrants.clone(), self.held);
+        let held_before = self.held;
+        let is_informed =
+            held_before.is_some() || matches!(change, Change::Preempt(_) | Change::Clear);
+        let before: Vec<HostId> = match is_informed {
+            true => self.registrants.iter().map(|registrant| registrant.host).collect(),
+            // No host loses anything by the change.
+            false => Vec::new(),
+        };
         self.carry_out(host, change, keys)?;
-        Ok(self.informed(host, change, &before, held_before))
+        Ok(self.informed(host.id, change, &before, held_before))
+    }
+
+    /// Whether a reservation is held.
+    pub(super) const fn is_held(&self) -> bool {
+        self.held.is_some()
     }
 
     /// The other hosts that are to be informed of a change by `host`.
@@ -101,18 +130,18 @@ impl Reservations {
         &self,
         host: HostId,
         change: Change,
-        before: &[Registrant],
+        before: &[HostId],
         held_before: Option<Held>,
     ) -> Vec<Informed> {
-        let is_gone = |other: &Registrant| self.registrant(other.host).is_none();
-        let others = before.iter().filter(|other| other.host != host);
-        let gone = others.clone().filter(|other| is_gone(other));
+        let is_gone = |other: HostId| self.registrant(other).is_none();
+        let others = before.iter().copied().filter(|other| *other != host);
+        let gone = others.clone().filter(|other| is_gone(*other));
         let mut informed: Vec<Informed> = match change {
             Change::Clear => {
-                gone.map(|other| (other.host, Notification::ReservationPreempted)).collect()
+                gone.map(|other| (other, Notification::ReservationPreempted)).collect()
             }
             Change::Preempt(_) => {
-                gone.map(|other| (other.host, Notification::RegistrationPreempted)).collect()
+                gone.map(|other| (other, Notification::RegistrationPreempted)).collect()
             }
             _ => Vec::new(),
         };
@@ -120,21 +149,22 @@ impl Reservations {
         let was_shared = held_before.is_some_and(|held| held.kind.admits_registrants());
         let has_ended = held_before.map(|held| held.kind) != self.held.map(|held| held.kind);
         if was_shared && has_ended && change != Change::Clear {
-            let left = others.filter(|other| !is_gone(other));
-            informed.extend(left.map(|other| (other.host, Notification::ReservationReleased)));
+            let left = others.filter(|other| !is_gone(*other));
+            informed.extend(left.map(|other| (other, Notification::ReservationReleased)));
         }
         informed
     }
 
-    fn carry_out(&mut self, host: HostId, change: Change, keys: Keys) -> Result<(), Status> {
+    fn carry_out(&mut self, from: &Host, change: Change, keys: Keys) -> Result<(), Status> {
+        let host = from.id;
         let counts = match change {
-            Change::Register => self.register(host, keys.other).map(|()| true),
+            Change::Register => self.register(from, keys.other).map(|()| true),
             Change::Unregister { any_key } => {
                 self.check_key(host, keys.current, any_key)?;
                 self.unregister(|registrant| registrant.host == host);
                 Ok(true)
             }
-            Change::Replace { any_key } => self.replace(host, keys, any_key).map(|()| true),
+            Change::Replace { any_key } => self.replace(from, keys, any_key).map(|()| true),
             Change::Acquire(kind) => {
                 self.check_key(host, keys.current, false)?;
                 self.acquire(host, kind).map(|()| false)
@@ -171,25 +201,33 @@ impl Reservations {
         }
     }
 
-    fn register(&mut self, host: HostId, key: u64) -> Result<(), Status> {
+    fn register(&mut self, host: &Host, key: u64) -> Result<(), Status> {
         // A key of 0 means something else when a reservation is preempted.
         if key == 0 {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
-        match self.registrant(host) {
+        match self.registrant(host.id) {
             Some(registrant) if registrant.key == key => Ok(()),
             Some(_) => Err(CONFLICT),
-            None if self.registrants.len() >= REGISTRANTS_MAX => Err(Status::INTERNAL),
+            None if self.is_full_for(&host.nqn) => Err(Status::INTERNAL),
             None => {
-                self.registrants.push(Registrant { host, key });
+                self.registrants.push(Registrant { host: host.id, nqn: host.nqn.clone(), key });
                 Ok(())
             }
         }
     }
 
-    fn replace(&mut self, host: HostId, keys: Keys, any_key: bool) -> Result<(), Status> {
+    /// Whether no further host with this name may register. A host may have many identifiers, and must
+    /// not use up the registrations of all others (trap T28).
+    fn is_full_for(&self, nqn: &str) -> bool {
+        let of_nqn = self.registrants.iter().filter(|registrant| registrant.nqn == nqn).count();
+        self.registrants.len() >= REGISTRANTS_MAX || of_nqn >= REGISTRANTS_OF_NQN_MAX
+    }
+
+    fn replace(&mut self, from: &Host, keys: Keys, any_key: bool) -> Result<(), Status> {
+        let host = from.id;
         if any_key && self.registrant(host).is_none() {
-            return self.register(host, keys.other);
+            return self.register(from, keys.other);
         }
         self.check_key(host, keys.current, any_key)?;
         if keys.other == 0 {
@@ -296,10 +334,10 @@ impl Reservations {
 mod tests {
     use super::*;
 
-    fn host(number: u64) -> HostId {
-        let mut host = [0; 16];
-        host[..8].copy_from_slice(&number.to_le_bytes());
-        host
+    fn host(number: u64) -> Host {
+        let mut id = [0; 16];
+        id[..8].copy_from_slice(&number.to_le_bytes());
+        Host { id, nqn: alloc::format!("nqn.2014-08.org.nvmexpress:uuid:host-{number}") }
     }
 
     #[test]
@@ -307,15 +345,33 @@ mod tests {
         let mut reservations = Reservations::default();
         let keys = Keys { current: 0, other: 1 };
         for number in 0..REGISTRANTS_MAX as u64 {
-            assert_eq!(reservations.change(host(number), Change::Register, keys), Ok(Vec::new()));
+            let registered = reservations.change(&host(number), Change::Register, keys);
+            assert_eq!(registered, Ok(Vec::new()));
         }
         let one_more = host(REGISTRANTS_MAX as u64);
-        let refused = reservations.change(one_more, Change::Register, keys);
+        let refused = reservations.change(&one_more, Change::Register, keys);
         assert_eq!(refused, Err(Status::INTERNAL));
         let replace = Change::Replace { any_key: true };
-        assert_eq!(reservations.change(one_more, replace, keys), Err(Status::INTERNAL));
+        assert_eq!(reservations.change(&one_more, replace, keys), Err(Status::INTERNAL));
         let unregister = Change::Unregister { any_key: true };
-        assert_eq!(reservations.change(host(0), unregister, keys), Ok(Vec::new()));
-        assert_eq!(reservations.change(one_more, Change::Register, keys), Ok(Vec::new()));
+        assert_eq!(reservations.change(&host(0), unregister, keys), Ok(Vec::new()));
+        assert_eq!(reservations.change(&one_more, Change::Register, keys), Ok(Vec::new()));
+    }
+
+    /// A host that connects with many identifiers leaves registrations to others.
+    #[test]
+    fn t28_the_number_of_registrants_with_one_name_is_limited() {
+        let mut reservations = Reservations::default();
+        let keys = Keys { current: 0, other: 1 };
+        let same_name = |number| Host { nqn: host(0).nqn, ..host(number) };
+        for number in 0..REGISTRANTS_OF_NQN_MAX as u64 {
+            let registered = reservations.change(&same_name(number), Change::Register, keys);
+            assert_eq!(registered, Ok(Vec::new()));
+        }
+        let one_more = same_name(REGISTRANTS_OF_NQN_MAX as u64);
+        for change in [Change::Register, Change::Replace { any_key: true }] {
+            assert_eq!(reservations.change(&one_more, change, keys), Err(Status::INTERNAL));
+        }
+        assert_eq!(reservations.change(&host(5000), Change::Register, keys), Ok(Vec::new()));
     }
 }

@@ -2,15 +2,16 @@
 //!
 //! A command that takes access from other hosts completes only when none of their operations that had
 //! begun before can change a block any more (trap T8). So a host that has preempted another one may
-//! rely on what it reads. The commands of the other host that wait for data, memory or blocks fail
+//! rely on what it reads. Every later command about reservations of the namespace waits for that, too,
+//! whatever its result is. The commands of the other host that wait for data, memory or blocks fail
 //! with Reservation Conflict when they go on. That is also all that Preempt and Abort has to do.
 
 use riopipe_nvme::command::{Sqe, Status, opcode};
-use riopipe_nvme::reservation::{self, Keys, Kind, REPORT_ENTRY_LEN};
+use riopipe_nvme::reservation::{self, Keys, Kind};
 
 use super::closed::Closed;
 use super::commands::{HeldLock, Stage};
-use super::context::{Context, is_in_capsule, update_shared};
+use super::context::{Context, InsertedCommand, is_in_capsule, update_shared};
 use super::env::TargetEnv;
 use super::limits::CONNECTION_BYTES;
 use super::plain::PlainIo;
@@ -18,7 +19,7 @@ use super::reservations::Change;
 use crate::outbox::Outbox;
 
 /// Whether the command changes reservations.
-pub(super) const fn is_reservation(code: u8) -> bool {
+pub(super) const fn changes_reservations(code: u8) -> bool {
     matches!(
         code,
         opcode::RESERVATION_REGISTER | opcode::RESERVATION_ACQUIRE | opcode::RESERVATION_RELEASE
@@ -77,30 +78,69 @@ pub(super) fn report_reservations<E: TargetEnv>(
     sqe: &Sqe,
     env: &mut E,
     outbox: &mut Outbox<E::Buf>,
-) {
-    let len = sqe.report_len();
+) -> Result<(), Closed> {
     let checked = match context.namespace(sqe) {
         Err(status) => Err(status),
         // Hosts have identifiers of 128 bits, which only the extended structure can hold.
         Ok(_) if !sqe.report_is_extended() => Err(Status::HOST_ID_FORMAT.with_dnr()),
-        Ok(_) if len < REPORT_ENTRY_LEN as u64 || len > CONNECTION_BYTES as u64 => {
+        Ok(_) if sqe.report_len() > CONNECTION_BYTES as u64 => {
             Err(Status::INVALID_FIELD.with_dnr())
         }
         Ok((ns_index, _)) => Ok(ns_index),
     };
-    match checked {
-        Ok(ns_index) => {
-            let (generation, kind, registrants) =
-                env.with_shared(|shared| shared.reservation_report(ns_index));
-            let page = reservation::report(generation, kind, &registrants, len as usize);
-            context.send_page(sqe, &page, outbox);
+    if let Some(InsertedCommand { index, .. }) =
+        context.insert_or_refuse(sqe, Stage::Locked, checked, outbox)?
+    {
+        report_when_drained(context, index, env, outbox);
+    }
+    Ok(())
+}
+
+/// Sends a Reservation Report, as soon as no host that has lost access has an operation in flight.
+fn report_when_drained<E: TargetEnv>(
+    context: &mut Context<E>,
+    index: u16,
+    env: &mut E,
+    outbox: &mut Outbox<E::Buf>,
+) {
+    let command = &context.commands[index];
+    let (sqe, ns_index, conn) = (command.sqe, usize::from(command.ns_index), context.id);
+    // Another host may have lost access while the command waited. So it may wait again.
+    let report = env.with_shared(|shared| match shared.await_reservations(conn, ns_index) {
+        Some(ticket) => Err(ticket),
+        None => Ok(shared.reservation_report(ns_index)),
+    });
+    match report {
+        Err(ticket) => {
+            context.commands[index].lock = Some(HeldLock { ticket, is_used: false });
         }
-        Err(status) => context.send_completion(sqe.cid(), status, 0, outbox),
+        Ok((generation, kind, registrants)) => {
+            let len = sqe.report_len() as usize;
+            let page = reservation::report(generation, kind, &registrants, len);
+            context.remove_command(index);
+            context.send_page(&sqe, &page, outbox);
+        }
     }
 }
 
-/// Changes the reservations. Completes the command when the hosts that have lost access have no
-/// operation in flight.
+/// Completes a command that has waited until no host which has lost access has an operation in
+/// flight.
+pub(super) fn on_reservations_drained<E: TargetEnv>(
+    context: &mut Context<E>,
+    index: u16,
+    env: &mut E,
+    outbox: &mut Outbox<E::Buf>,
+) {
+    let command = &context.commands[index];
+    if command.sqe.opcode() == opcode::RESERVATION_REPORT {
+        return report_when_drained(context, index, env, outbox);
+    }
+    let status = command.early_status.unwrap_or(Status::SUCCESS);
+    context.complete_command(index, status, 0, outbox);
+}
+
+/// Changes the reservations. Completes the command when no host that has lost access has an operation
+/// in flight, by this command or by an earlier one.
 fn change_reservations<E: TargetEnv>(
     context: &mut Context<E>,
     index: u16,
@@ -111,29 +151,28 @@ fn change_reservations<E: TargetEnv>(
     let command = &context.commands[index];
     let (sqe, ns_index) = (command.sqe, usize::from(command.ns_index));
     let host = context.queue.as_ref().map_or([0; 16], |queue| queue.hostid);
-    let changed = match (change_of(&sqe), Keys::decode(keys)) {
-        (Err(status), _) => Err(status),
-        (Ok(_), None) => Err(Status::INTERNAL),
+    let (changed, ticket) = match (change_of(&sqe), Keys::decode(keys)) {
+        (Err(status), _) => (Err(status), None),
+        (Ok(_), None) => (Err(Status::INTERNAL), None),
         // Hosts without an identifier can't be distinguished (Base §5.27.1.25).
-        (Ok(_), _) if host == [0; 16] => Err(Status::SEQUENCE_ERROR.with_dnr()),
+        (Ok(_), _) if host == [0; 16] => (Err(Status::SEQUENCE_ERROR.with_dnr()), None),
         (Ok(change), Some(keys)) => {
-            let conn = context.id;
+            let (conn, now) = (context.id, env.now());
             update_shared(env, |shared| {
-                shared.change_reservations(conn, ns_index, (host, change, keys))
+                shared.change_reservations(conn, ns_index, (change, keys), now)
             })
         }
     };
-    match changed {
-        Ok(Some(ticket)) => {
-            let command = &mut context.commands[index];
-            command.stage = Stage::Locked;
-            command.lock = Some(HeldLock { ticket, is_used: false });
-            // The change is made already, so the command can't be aborted.
-            command.begun_range_count = 1;
-        }
-        Ok(None) => context.complete_command(index, Status::SUCCESS, 0, outbox),
-        Err(status) => context.complete_command(index, status, 0, outbox),
-    }
+    let Some(ticket) = ticket else {
+        let status = changed.err().unwrap_or(Status::SUCCESS);
+        return context.complete_command(index, status, 0, outbox);
+    };
+    let command = &mut context.commands[index];
+    command.stage = Stage::Locked;
+    command.lock = Some(HeldLock { ticket, is_used: false });
+    command.early_status = changed.err();
+    // The change is made already, so the command can't be aborted.
+    command.begun_range_count = 1;
 }
 
 /// The change that a command requests.

@@ -182,6 +182,9 @@ fn failed() -> IoError {
     io_error(block_device::Cause::Failed("the test asked for it".into()))
 }
 
+/// The work of another core.
+pub(crate) type OtherCore = Box<dyn FnOnce(&mut TestHost)>;
+
 pub(crate) struct TestHost {
     pub(crate) shared: Shared<Part>,
     pub(crate) drives: Vec<Drive>,
@@ -198,6 +201,8 @@ pub(crate) struct TestHost {
     pub(crate) stopped: Vec<Cause>,
     /// How often the log's store was checked.
     pub(crate) watched: usize,
+    /// Another core comes first when this one takes the lock next.
+    pub(crate) before_lock: Option<OtherCore>,
 }
 
 impl Drive {
@@ -288,6 +293,9 @@ impl TargetEnv for TestHost {
         &mut self.drives[ns]
     }
     fn with_shared<T>(&mut self, f: impl FnOnce(&mut Shared<Part>) -> T) -> T {
+        if let Some(other_core) = self.before_lock.take() {
+            other_core(self);
+        }
         f(&mut self.shared)
     }
     fn notify(&mut self, conn: ConnId) {
@@ -426,6 +434,7 @@ impl World {
             traced: Vec::new(),
             stopped: Vec::new(),
             watched: 0,
+            before_lock: None,
         };
         Self { host, links: Vec::new(), hold_mail: false, lease_ms: 0 }
     }

@@ -70,12 +70,9 @@ impl<E: TargetEnv> TargetConn<E> {
         if !may_be_aborted || !env.device(ns_index).take_back(op.0) {
             return false;
         }
-        let was_awaited = core::mem::take(&mut self.context.commands[index].awaited_by_fence);
+        self.fences.on_operation_done(index, &mut self.context.commands[index]);
         self.context.complete_command(index, Status::ABORT_REQUESTED, 0, outbox);
-        if was_awaited {
-            self.fences.on_awaited_operation_done();
-            self.acknowledge_fences(env, outbox);
-        }
+        self.acknowledge_fences(env, outbox);
         true
     }
 }

@@ -14,7 +14,7 @@ use crate::target::commands::Stage;
 use crate::target::context::fenced_owner;
 use crate::target::drive_order::is_in_drive_order;
 use crate::target::env::{TargetEnv, WrongDigest};
-use crate::target::reserve::{is_reservation, report_reservations};
+use crate::target::reserve::{changes_reservations, report_reservations};
 use crate::target::transfer::DataEnd;
 use crate::wire;
 
@@ -167,11 +167,8 @@ impl<E: TargetEnv> TargetConn<E> {
             opcode::COMPARE => plain.compare(context, sqe, data, env, outbox),
             opcode::VERIFY => plain.verify(context, sqe, env, outbox),
             opcode::COPY => plain.copy(context, sqe, data, env, outbox),
-            code if is_reservation(code) => plain.reserve(context, sqe, data, env, outbox),
-            opcode::RESERVATION_REPORT => {
-                report_reservations(context, sqe, env, outbox);
-                Ok(())
-            }
+            code if changes_reservations(code) => plain.reserve(context, sqe, data, env, outbox),
+            opcode::RESERVATION_REPORT => report_reservations(context, sqe, env, outbox),
             opcode::WRITE_ZEROES => plain.write_zeroes(context, sqe, env, outbox),
             opcode::DATASET_MANAGEMENT => plain.dataset(context, sqe, data, env, outbox),
             wire::IO_BIND => {

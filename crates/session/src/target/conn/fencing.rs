@@ -21,6 +21,7 @@ use riopipe_order::probe::{self, Plant, Rare};
 
 use super::TargetConn;
 use crate::outbox::Outbox;
+use crate::target::commands::Command;
 use crate::target::context::update_shared;
 use crate::target::env::TargetEnv;
 use crate::target::limits::SEQ_MAX;
@@ -50,12 +51,37 @@ pub(super) struct Fences {
     returns_stream: bool,
     /// The ids of the fences of the next round.
     next_round: Vec<u64>,
+    /// The fences of blocks. They take no part in the rounds: each waits only for operations that
+    /// may change its blocks. So neither a FLUSH nor a read, which may wait for other hosts, keeps
+    /// them waiting.
+    drains: Vec<Drain>,
+}
+
+/// A fence of blocks that this connection has to acknowledge.
+#[derive(Debug)]
+struct Drain {
+    id: u64,
+    /// The commands that had an operation in flight when the fence came which may change its blocks.
+    awaited: Vec<u16>,
 }
 
 impl Fences {
-    /// Notes that a device operation for which the current round waits has come back.
-    pub(super) const fn on_awaited_operation_done(&mut self) {
-        self.awaited_operation_count -= 1;
+    /// Notes that a device operation of a command has come back, if any fence waits for it.
+    #[inline]
+    pub(super) fn on_operation_done<B>(&mut self, index: u16, command: &mut Command<B>) {
+        if core::mem::take(&mut command.awaited_by_fence) {
+            self.awaited_operation_count -= 1;
+        }
+        if core::mem::take(&mut command.awaited_by_drain) {
+            self.on_drained(index);
+        }
+    }
+
+    #[cold]
+    fn on_drained(&mut self, index: u16) {
+        for drain in &mut self.drains {
+            drain.awaited.retain(|other| *other != index);
+        }
     }
 }
 
@@ -166,8 +192,9 @@ impl<E: TargetEnv> TargetConn<E> {
         self.acknowledge_fences(env, outbox);
     }
 
-    /// Takes in a fence of blocks that another command has locked. The fence joins the next round of
-    /// [`Fences`] if an operation in flight may change these blocks.
+    /// Takes in a fence of blocks: another command has locked them, or other hosts have lost access to
+    /// them. It is acknowledged when the operations in flight that may change these blocks have come
+    /// back.
     pub(super) fn on_drain(
         &mut self,
         id: u64,
@@ -176,18 +203,39 @@ impl<E: TargetEnv> TargetConn<E> {
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) {
-        if self.context.commands.any(|command| command.may_be_changing(ns_index, blocks)) {
-            self.fences.next_round.push(id);
-            self.acknowledge_fences(env, outbox);
-        } else {
-            let conn = self.context.id;
-            update_shared(env, |shared| shared.acknowledge(id, conn));
+        let Self { context, fences, .. } = self;
+        let mut awaited = Vec::new();
+        for (index, command) in context.commands.iter_mut() {
+            if command.may_be_changing(ns_index, blocks) {
+                command.awaited_by_drain = true;
+                awaited.push(index);
+            }
         }
+        fences.drains.push(Drain { id, awaited });
+        self.acknowledge_fences(env, outbox);
     }
 
-    /// Ends the current round if none of its operations is in flight any more: acknowledges the
-    /// fences of the round and begins the next round.
+    /// Acknowledges the fences of blocks whose operations have come back.
+    fn acknowledge_drains(&mut self, env: &mut E) {
+        let drained: Vec<Drain> =
+            self.fences.drains.extract_if(.., |drain| drain.awaited.is_empty()).collect();
+        if drained.is_empty() {
+            return;
+        }
+        let conn = self.context.id;
+        update_shared(env, |shared| {
+            for drain in drained {
+                shared.acknowledge(drain.id, conn);
+            }
+        });
+    }
+
+    /// Acknowledges the fences whose operations have come back. Ends the current round if none of its
+    /// operations is in flight any more, and begins the next round.
     pub(super) fn acknowledge_fences(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) {
+        if !self.fences.drains.is_empty() {
+            self.acknowledge_drains(env);
+        }
         while self.fences.awaited_operation_count == 0 {
             if self.fences.current_round.is_empty() {
                 if self.fences.next_round.is_empty() {

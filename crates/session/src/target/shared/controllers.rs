@@ -296,6 +296,7 @@ impl<R: Region> Shared<R> {
         self.writers.remove(conn);
         self.retirements.forget(conn);
         self.unlock_all_of(conn);
+        self.forget_waiting_commands(conn);
         self.capsule_bytes -= entry.capsule_bytes;
         for conns in self.conns_awaiting_change.values_mut() {
             conns.retain(|other| *other != conn);

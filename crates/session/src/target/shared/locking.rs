@@ -38,7 +38,8 @@ impl<R: Region> Shared<R> {
         self.publish_lock_count(ns_index);
         let is_ready = is_granted && {
             let end = FenceEnd::Lock { conn, ticket };
-            self.raise_drain(ns_index, &blocks, is_clear.then_some(conn), end).is_none()
+            self.raise_drain(ns_index, &blocks, end, |other, _| !is_clear || other != conn)
+                .is_none()
         };
         RequestedLock { ticket, is_ready }
     }
@@ -79,7 +80,7 @@ impl<R: Region> Shared<R> {
             let end = FenceEnd::Lock { conn, ticket };
             // Commands that had begun before the lock was requested may still be in flight.
             let must_drain = kind == LockKind::Exclusive
-                && self.raise_drain(ns_index, &blocks, None, end).is_some();
+                && self.raise_drain(ns_index, &blocks, end, |_, _| true).is_some();
             if !must_drain {
                 self.leave_notice(conn, Notice::BlocksLocked { ticket });
             }

@@ -13,7 +13,7 @@ use riopipe_order::attribute::VolumeId;
 use riopipe_order::probe::{self, Plant};
 use riopipe_order::region::Region;
 
-use super::{ConnEntry, Shared};
+use super::{ConnEntry, Controller, Shared};
 use crate::target::block_locks::LockTicket;
 use crate::target::ids::ConnId;
 
@@ -110,7 +110,7 @@ pub(super) struct Fence {
 }
 
 /// The consequence of the end of a fence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum FenceEnd {
     /// The connection that raised it, the *claimant*, may go on.
     Claimant(ConnId),
@@ -120,6 +120,14 @@ pub(super) enum FenceEnd {
         conn: ConnId,
         /// The lock.
         ticket: LockTicket,
+    },
+    /// No operation of a host that has lost access by reservations of a namespace may change a block
+    /// of it any more.
+    Reservation {
+        /// The index of the namespace.
+        ns_index: usize,
+        /// The commands that complete then: the connection of each, and its ticket.
+        waiting: Vec<(ConnId, LockTicket)>,
     },
 }
 
@@ -195,9 +203,9 @@ impl<R: Region> Shared<R> {
             return;
         };
         fence.waiting_for.remove(&conn);
-        if fence.waiting_for.is_empty() {
-            let end = fence.end;
-            self.fences.remove(&id);
+        if fence.waiting_for.is_empty()
+            && let Some(Fence { end, .. }) = self.fences.remove(&id)
+        {
             match end {
                 FenceEnd::Claimant(claimant) => {
                     self.volumes.on_fence_ended(id, &self.namespaces);
@@ -206,22 +214,52 @@ impl<R: Region> Shared<R> {
                 FenceEnd::Lock { conn, ticket } => {
                     self.leave_notice(conn, Notice::BlocksLocked { ticket });
                 }
+                FenceEnd::Reservation { waiting, .. } => {
+                    for (conn, ticket) in waiting {
+                        self.leave_notice(conn, Notice::BlocksLocked { ticket });
+                    }
+                }
+            }
+        }
+    }
+
+    /// The newest fence of the reservations of a namespace that has not ended. It waits for every
+    /// operation for which an earlier one waits, apart from those of hosts that have got access again.
+    pub(super) fn fence_of_reservations(
+        &mut self,
+        of: usize,
+    ) -> Option<&mut Vec<(ConnId, LockTicket)>> {
+        self.fences.values_mut().rev().find_map(|fence| match &mut fence.end {
+            FenceEnd::Reservation { ns_index, waiting } if *ns_index == of => Some(waiting),
+            _ => None,
+        })
+    }
+
+    /// Drops the commands of a drained connection that wait for fences.
+    pub(super) fn forget_waiting_commands(&mut self, conn: ConnId) {
+        for fence in self.fences.values_mut() {
+            if let FenceEnd::Reservation { waiting, .. } = &mut fence.end {
+                waiting.retain(|(other, _)| *other != conn);
             }
         }
     }
 
     /// Raises a fence that ends when no operation which has begun before may change these blocks
-    /// any more. `apart_from` is a connection that has none. Returns the id of the fence; `None` if
+    /// any more. `concerns`: whether a connection may have any. Returns the id of the fence; `None` if
     /// there is no connection to wait for.
     pub(super) fn raise_drain(
         &mut self,
         ns_index: usize,
         blocks: &Range<u64>,
-        apart_from: Option<ConnId>,
         end: FenceEnd,
+        concerns: impl Fn(ConnId, &Controller) -> bool,
     ) -> Option<u64> {
         let mut waiting_for = self.writers.of([ns_index].into_iter());
-        waiting_for.retain(|conn| Some(*conn) != apart_from && self.conns.contains_key(conn));
+        waiting_for.retain(|conn| {
+            let controller =
+                self.conns.get(conn).and_then(|entry| self.controllers.get(&entry.cntlid));
+            controller.is_some_and(|controller| concerns(*conn, controller))
+        });
         if waiting_for.is_empty() {
             return None;
         }
