@@ -423,6 +423,41 @@ fn the_end_of_a_connection_frees_its_locks() {
     assert_eq!(w.call(one, peer::write(9, 1, 5, 1), &block(4)).status, 0, "nothing is locked");
 }
 
+/// Hundreds of locks of one connection would keep all others busy.
+#[test]
+fn t28_a_connection_locks_one_block_at_a_time() {
+    let (mut w, one, other) = two_hosts();
+    w.host.drives[0].holds = true;
+    let zeroes = vec![0; 4096];
+    send_pair(&mut w, one, 10, 5, &zeroes, &block(1));
+    send_pair(&mut w, one, 20, 6, &zeroes, &block(2));
+    send_pair(&mut w, one, 30, 5, &block(1), &block(3));
+    assert_eq!(pending(&w), [What::Read(1)], "the others wait");
+    // The block of the second pair is not locked yet.
+    w.command(other, peer::write(1, 1, 6, 1), &block(9));
+    assert_eq!(pending(&w).len(), 2);
+    w.complete_all(0);
+    let expected = [(10, 0), (11, 0), (20, COMPARE_FAILED), (21, FUSED_FAILED), (30, 0), (31, 0)];
+    assert_eq!(statuses(&mut w, one), expected);
+    assert_eq!(w.host.drives[0].block(5), block(3));
+    assert!(w.links[one].conn.is_quiet() && w.links[other].conn.is_quiet());
+    // On a drive that completes operations at once, too.
+    w.host.drives[0].holds = false;
+    for cid in [40, 50] {
+        send_pair(&mut w, one, cid, 5, &block(3), &block(3));
+        assert_eq!(statuses(&mut w, one), [(cid, 0), (cid + 1, 0)]);
+    }
+    // Those that wait when the connection ends are not begun.
+    w.host.drives[0].holds = true;
+    for cid in [60, 70] {
+        send_pair(&mut w, one, cid, 5, &block(3), &block(4));
+    }
+    w.hang_up(one);
+    w.complete_all(0);
+    assert!(w.links[one].conn.is_drained());
+    assert_eq!(w.host.drives[0].block(5), block(3));
+}
+
 #[test]
 fn a_write_that_waits_for_its_blocks_is_aborted() {
     let mut w = World::new(&[false]);

@@ -56,8 +56,8 @@ pub(super) struct GrantedLock {
     pub(super) conn: ConnId,
 }
 
-/// The locks of one namespace, in the order in which they were requested. There is at most one for
-/// each command in flight.
+/// The locks of one namespace, in the order in which they were requested. There is at most one
+/// exclusive lock for each connection, and one shared lock for each command in flight.
 #[derive(Debug, Default)]
 pub(super) struct BlockLocks {
     locks: Vec<BlockLock>,

@@ -17,6 +17,8 @@
 //! Ordered requests take no part in the locks. So the operation is refused where they may come from:
 //! on a namespace of a volume that has an owner, and on a drive that keeps an order itself.
 //!
+//! A connection carries out one such operation at a time. Further ones wait in order.
+//!
 //! The data of both halves is not charged to the budget. It is less than the in-capsule data for
 //! which the queue has memory in any case, and so no half waits for memory that its other half holds.
 
@@ -198,7 +200,8 @@ impl PlainIo {
         }
     }
 
-    /// Begins the operation if both halves have their data: locks the block.
+    /// Begins the operation if both halves have their data, and no other operation of this connection
+    /// has its lock: locks the block.
     fn start_pair<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
@@ -216,6 +219,36 @@ impl PlainIo {
                 return context.fail_half(half, status, outbox);
             }
         }
+        self.waiting_pairs.push_back(first);
+        self.start_waiting_pairs(context, env, outbox);
+    }
+
+    /// Begins the operations that wait for the one before them, one after the other. A connection has
+    /// one lock at a time, so there are not more locks than connections, and none of them asks all
+    /// other connections for hundreds of locks at once (trap T28).
+    pub(super) fn start_waiting_pairs<E: TargetEnv>(
+        &mut self,
+        context: &mut Context<E>,
+        env: &mut E,
+        outbox: &mut Outbox<E::Buf>,
+    ) {
+        while !context.commands.any(|command| command.lock.is_some() && command.partner.is_some())
+            && let Some(first) = self.waiting_pairs.pop_front()
+        {
+            // The lock of the one before.
+            context.release_locks(env);
+            self.lock_pair(context, first, env, outbox);
+        }
+    }
+
+    /// Locks the block of a fused operation.
+    fn lock_pair<E: TargetEnv>(
+        &mut self,
+        context: &mut Context<E>,
+        first: u16,
+        env: &mut E,
+        outbox: &mut Outbox<E::Buf>,
+    ) {
         let command = &context.commands[first];
         let (conn, ns_index) = (context.id, usize::from(command.ns_index));
         let blocks = command.sqe.slba()..command.sqe.slba() + 1;

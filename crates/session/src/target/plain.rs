@@ -7,6 +7,8 @@
 //! write with FUA (Force Unit Access) to a drive with a volatile cache needs a second operation: a
 //! FLUSH.
 
+use alloc::collections::VecDeque;
+
 use riopipe_nvme::command::{Sgl, Sqe, Status, opcode};
 use riopipe_nvme::pdu::DataHdr;
 use riopipe_order::block_device::{BlockDevice, Data, IoError, Submitted};
@@ -43,6 +45,9 @@ pub(super) struct PlainIo {
     failures_at_first_write: alloc::vec::Vec<Option<u64>>,
     /// The first half of a fused operation, if it was the last command.
     pub(super) first_half: FirstHalf,
+    /// The first halves of the fused operations that have their data, and wait for the one before
+    /// them, in order.
+    pub(super) waiting_pairs: VecDeque<u16>,
 }
 
 /// A Write that has passed all checks.

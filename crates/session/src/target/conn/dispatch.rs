@@ -307,6 +307,9 @@ impl<E: TargetEnv> TargetConn<E> {
                 _ => plain.start_with_buffer(context, index, env, outbox),
             }
         }
+        if !plain.waiting_pairs.is_empty() {
+            plain.start_waiting_pairs(context, env, outbox);
+        }
     }
 
     /// Passes the result of a command's device operation to the part that has submitted the
