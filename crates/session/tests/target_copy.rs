@@ -93,7 +93,7 @@ fn all_is_checked_before_the_first_block_is_written() {
         (u64::MAX, vec![(0, 1)], 0x80),
         (100, vec![(u64::MAX, 2)], 0x80),
         (5000, vec![(0, most + 1)], SIZE_LIMIT),
-        (5000, vec![(0, most); 9], SIZE_LIMIT),
+        (5000, vec![(0, most), (0, 1)], SIZE_LIMIT),
         (100, vec![(0, 1), (99, 2)], OVERLAP),
         (100, vec![(0, 1), (101, 1)], OVERLAP),
         (100, vec![(0, 1); 129], SIZE_LIMIT),
@@ -206,7 +206,7 @@ fn identify_announces_copy() {
     assert_eq!(controller[521] & 1, 1, "ONCS bit 8");
     assert_eq!(controller[534..536], [1, 0], "OCFS: format 0");
     let (namespace, _) = w.fetch(admin, peer::identify(1, 0, 1));
-    assert_eq!(namespace[74..81], [0, 8, 0, 0x40, 0, 0, 127], "MSSRL, MCL, MSRC");
+    assert_eq!(namespace[74..81], [0, 8, 0, 8, 0, 0, 127], "MSSRL, MCL, MSRC");
     let (effects, _) = w.fetch(admin, peer::get_log(2, 5, 0, 4096));
     assert_eq!(effects[1024 + 4 * 0x19..][..4], [3, 0, 0, 0], "it changes blocks");
 }

@@ -56,7 +56,7 @@ fn the_limits_are_announced() {
     assert_eq!(
         page[..16],
         [
-            0, 16, 0, 255, // VSL, WZSL, WUSL, DMRL
+            11, 16, 0, 255, // VSL, WZSL, WUSL, DMRL
             0, 0, 4, 0, // DMRSL: 2¹⁸ blocks
             0, 0, 0xfc, 3, 0, 0, 0, 0, // DMSL: 255 times as many
         ]

@@ -40,17 +40,18 @@ fn a_block_that_cannot_be_read_ends_it() {
     assert_eq!(w.call(io, peer::verify(2, 1, 0, 1), &[]).status, UNRECOVERED_READ);
     assert_eq!(w.call(io, peer::verify(3, 1, world::BLOCKS - 1, 2), &[]).status, 0x80);
     assert_eq!(w.call(io, peer::verify(4, 2, 0, 1), &[]).status, 0x0b);
+    assert_eq!(w.call(io, peer::verify(5, 1, 0, 2049), &[]).status, 0x02, "VSL");
     assert!(w.links[io].conn.is_quiet());
 }
 
-/// A Verify of 39 MiB holds one piece at a time.
+/// A Verify of 8 MiB holds one piece at a time.
 #[test]
 fn t28_a_verify_is_charged_for_its_piece() {
     let (mut w, io, _) = World::with_two_queues(false);
     w.host.drives[0].holds = true;
     let verifies = (TRANSFER_BUDGET >> 20) as u16;
     for cid in 0..=verifies {
-        w.command(io, peer::verify(cid, 1, 0, 10_000), &[]);
+        w.command(io, peer::verify(cid, 1, 0, 2048), &[]);
     }
     assert_eq!(w.host.drives[0].pending.len(), usize::from(verifies), "one waits");
     w.complete_all(0);
@@ -85,7 +86,7 @@ fn identify_announces_verify() {
     let (controller, _) = w.fetch(admin, peer::identify(1, 1, 0));
     assert_eq!(controller[520] & 1 << 7, 1 << 7, "ONCS");
     let limits = Sqe::new(0x06, 1, 0).transport(4096).dword(10, 0x06);
-    assert_eq!(w.fetch(admin, limits).0[0], 0, "VSL: no limit");
+    assert_eq!(w.fetch(admin, limits).0[0], 11, "VSL: 8 MiB");
     let (effects, _) = w.fetch(admin, peer::get_log(2, 5, 0, 4096));
     assert_eq!(effects[1024 + 4 * 0x0c..][..4], [1, 0, 0, 0]);
 }

@@ -16,7 +16,7 @@ use alloc::vec::Vec;
 
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_nvme::copy::SourceRange;
-use riopipe_order::block_device::{BlockDevice, Data, Submitted};
+use riopipe_order::block_device::{BlockDevice, Data, IoError, Submitted};
 
 use super::closed::Closed;
 use super::commands::Stage;
@@ -147,7 +147,7 @@ impl PlainIo {
         }
     }
 
-    /// Reads the next piece. Ends the command if there is none.
+    /// Goes on with the next piece, or ends the command.
     pub(super) fn copy_next<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
@@ -155,31 +155,24 @@ impl PlainIo {
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) {
-        let command = &mut context.commands[index];
-        let (sqe, ns_index) = (command.sqe, usize::from(command.ns_index));
-        let Some(piece) = command.copy.as_ref().and_then(|progress| progress.piece()) else {
-            if must_flush(context, &sqe, ns_index) {
-                return self.start_flush(context, index, env, outbox);
-            }
-            return context.complete_command(index, Status::SUCCESS, 0, outbox);
-        };
-        if let Some(refusal) = context.refuses_new_read(ns_index) {
-            return context.fail_copy(index, refusal, outbox);
-        }
-        let command = &mut context.commands[index];
-        command.stage = Stage::Device;
-        command.begun_range_count = 1;
-        command.copy.iter_mut().for_each(|progress| progress.is_reading = true);
-        let op = OpId::new(context.key, index);
-        if let Submitted::Done(result) =
-            env.device(ns_index).read(op.0, piece.lba, piece.blocks.into())
-        {
-            self.on_device_result(context, index, result, env, outbox);
-        }
+        let result = self.read_to_copy(context, index, env, outbox);
+        self.continue_copy(context, index, result, env, outbox);
     }
 
-    /// Takes in the result of an operation: goes on with the write of what was read, or with the
-    /// next piece.
+    /// Goes on with the piece that was read.
+    pub(super) fn write_copied<E: TargetEnv>(
+        &mut self,
+        context: &mut Context<E>,
+        index: u16,
+        env: &mut E,
+        outbox: &mut Outbox<E::Buf>,
+    ) {
+        let result = self.write_piece(context, index, env, outbox);
+        self.continue_copy(context, index, result, env, outbox);
+    }
+
+    /// Takes in the result of an operation that has succeeded: goes on with the write of what was
+    /// read, or with the next piece. It does so as long as the drive completes operations at once.
     pub(super) fn on_copied<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
@@ -188,55 +181,116 @@ impl PlainIo {
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) {
-        if content.is_some() {
-            context.commands[index].buf = content;
-            return self.write_copied(context, index, env, outbox);
-        }
-        if context.commands[index].lock.is_some() {
-            context.give_up_lock(index);
-        }
-        if let Some(progress) = &mut context.commands[index].copy {
-            progress.advance();
-        }
-        self.copy_next(context, index, env, outbox);
+        self.continue_copy(context, index, Some(Ok(content)), env, outbox);
     }
 
-    /// Writes the piece that was read.
-    pub(super) fn write_copied<E: TargetEnv>(
+    fn continue_copy<E: TargetEnv>(
+        &mut self,
+        context: &mut Context<E>,
+        index: u16,
+        mut result: CopyResult<E>,
+        env: &mut E,
+        outbox: &mut Outbox<E::Buf>,
+    ) {
+        while let Some(done) = result {
+            result = match done {
+                Err(error) => {
+                    return self.on_device_result(context, index, Err(error), env, outbox);
+                }
+                Ok(Some(content)) => {
+                    context.commands[index].buf = Some(content);
+                    self.write_piece(context, index, env, outbox)
+                }
+                Ok(None) => {
+                    if context.commands[index].lock.is_some() {
+                        context.give_up_lock(index);
+                    }
+                    if let Some(progress) = &mut context.commands[index].copy {
+                        progress.advance();
+                    }
+                    self.read_to_copy(context, index, env, outbox)
+                }
+            };
+        }
+    }
+
+    /// Reads the next piece. Ends the command if there is none.
+    fn read_to_copy<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
         index: u16,
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
-    ) {
+    ) -> CopyResult<E> {
+        let command = &mut context.commands[index];
+        let (sqe, ns_index) = (command.sqe, usize::from(command.ns_index));
+        let Some(piece) = command.copy.as_ref().and_then(|progress| progress.piece()) else {
+            if must_flush(context, &sqe, ns_index) {
+                self.start_flush(context, index, env, outbox);
+            } else {
+                context.complete_command(index, Status::SUCCESS, 0, outbox);
+            }
+            return None;
+        };
+        if let Some(refusal) = context.refuses_new_read(ns_index) {
+            context.fail_copy(index, refusal, outbox);
+            return None;
+        }
+        let command = &mut context.commands[index];
+        command.stage = Stage::Device;
+        command.begun_range_count = 1;
+        command.copy.iter_mut().for_each(|progress| progress.is_reading = true);
+        let op = OpId::new(context.key, index);
+        result_at_once(env.device(ns_index).read(op.0, piece.lba, piece.blocks.into()))
+    }
+
+    /// Writes the piece that was read.
+    fn write_piece<E: TargetEnv>(
+        &mut self,
+        context: &mut Context<E>,
+        index: u16,
+        env: &mut E,
+        outbox: &mut Outbox<E::Buf>,
+    ) -> CopyResult<E> {
         let command = &context.commands[index];
         let ns_index = usize::from(command.ns_index);
         // The host may have been fenced, or another host may have claimed the volume, while the
         // piece was read (traps T8, T21).
         let refusal = context.refuses_read(ns_index).map_or(Ok(()), Err);
         if let Err(status) = refusal.and_then(|()| context.guard(ns_index, env)) {
-            return context.fail_copy(index, status, outbox);
+            context.fail_copy(index, status, outbox);
+            return None;
         }
         let command = &context.commands[index];
         let (Some(progress), Some(_)) = (&command.copy, &command.buf) else {
             debug_assert!(false, "a Copy without a piece");
-            return context.complete_command(index, Status::INTERNAL, 0, outbox);
+            context.complete_command(index, Status::INTERNAL, 0, outbox);
+            return None;
         };
         let lba = progress.destination;
         let blocks = (command.buf_len() / BLOCK_SIZE as usize) as u64;
         if context.must_wait_for_blocks(index, lba, blocks, env) {
-            return;
+            return None;
         }
         let failures = self.note_plain_write(context, ns_index);
         let command = &mut context.commands[index];
         note_failures_before(command, failures);
         command.stage = Stage::Device;
         command.copy.iter_mut().for_each(|progress| progress.is_reading = false);
-        let Some(buf) = command.buf.take() else { return };
+        let buf = command.buf.take()?;
         let op = OpId::new(context.key, index);
-        if let Submitted::Done(result) = env.device(ns_index).write(op.0, lba, Data::Owned(buf)) {
-            self.on_device_result(context, index, result, env, outbox);
-        }
+        result_at_once(env.device(ns_index).write(op.0, lba, Data::Owned(buf)))
+    }
+}
+
+/// The result of an operation that the drive has completed at once; `None` if it is in flight, or none
+/// was begun.
+type CopyResult<E> = Option<Result<Option<<E as TargetEnv>::Buf>, IoError>>;
+
+fn result_at_once<B>(submitted: Submitted<B>) -> Option<Result<Option<B>, IoError>> {
+    match submitted {
+        Submitted::Done(result) => Some(result),
+        Submitted::Pending => None,
     }
 }
 

@@ -26,8 +26,11 @@ pub const WZSL: u8 = 16;
 pub const COPY_RANGES_MAX: u32 = 128;
 /// The most blocks of one source range of a Copy (MSSRL).
 pub const COPY_RANGE_BLOCKS_MAX: u32 = TRANSFER_BYTES_MAX / BLOCK_SIZE;
-/// The most blocks of a Copy (MCL): 64 MiB.
-pub const COPY_BLOCKS_MAX: u32 = 8 * COPY_RANGE_BLOCKS_MAX;
+/// The most blocks of a Copy (MCL): 8 MiB, as of any other command. On a drive that completes
+/// operations at once, a command is carried out to its end before those of other connections.
+pub const COPY_BLOCKS_MAX: u32 = COPY_RANGE_BLOCKS_MAX;
+/// The largest Verify, as a power of two of 4 KiB pages (VSL): 8 MiB ([`MDTS`]).
+pub const VSL: u8 = MDTS;
 /// The most bytes of data in one H2CData PDU (MAXH2CDATA).
 pub const H2C_DATA_BYTES_MAX: u32 = 128 * 1024;
 /// The most entries of an I/O submission queue (CAP.MQES + 1).

@@ -1,7 +1,7 @@
 //! Verify: checks that blocks can be read (NVM §3.2.4). No data goes to the host.
 //!
-//! The blocks are read in pieces, each within the budget of the connection. VSL is 0: a Verify may
-//! have as many blocks as a command can name.
+//! The blocks are read in pieces, each within the budget of the connection. A Verify may have as many
+//! blocks as a Read (VSL).
 
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_order::block_device::{BlockDevice, Submitted};
@@ -11,7 +11,7 @@ use super::commands::Stage;
 use super::context::{Context, InsertedCommand};
 use super::env::TargetEnv;
 use super::ids::OpId;
-use super::limits::BLOCK_SIZE;
+use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
 use super::plain::PlainIo;
 use super::transfer::piece_of;
 use crate::outbox::Outbox;
@@ -25,8 +25,11 @@ impl PlainIo {
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let checked = context.check_blocks(sqe);
         let data_len = sqe.nlb() * BLOCK_SIZE;
+        let checked = match context.check_blocks(sqe) {
+            Ok(_) if data_len > TRANSFER_BYTES_MAX => Err(Status::INVALID_FIELD.with_dnr()),
+            checked => checked,
+        };
         if let Some(InsertedCommand { index, .. }) =
             context.insert_or_refuse(sqe, Stage::Budget, checked, outbox)?
             && context.charge_or_enqueue(index, piece_of(data_len), outbox)

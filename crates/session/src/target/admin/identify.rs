@@ -20,7 +20,7 @@ use crate::target::identity::{DiscoveryPort, Identity, LocalAddress};
 use crate::target::limits::{
     ABORTS_MAX, ADMIN_ENTRIES_MAX, ASYNC_EVENTS_MAX, CONNECTION_BYTES, COPY_BLOCKS_MAX,
     COPY_RANGE_BLOCKS_MAX, COPY_RANGES_MAX, DSM_RANGE_BLOCKS, DSM_RANGES, ERROR_ENTRIES,
-    IN_CAPSULE_BYTES, KEEP_ALIVE_STEP_MS, MDTS, QUEUE_ENTRIES_MAX, WZSL,
+    IN_CAPSULE_BYTES, KEEP_ALIVE_STEP_MS, MDTS, QUEUE_ENTRIES_MAX, VSL, WZSL,
 };
 use crate::target::namespace::{NamespaceConfig, Namespaces};
 use crate::target::shared::Controller as SharedController;
@@ -368,7 +368,7 @@ fn namespace_descriptors(config: &NamespaceConfig) -> Descriptors {
 /// The limits of commands that have no data, or only a list of ranges.
 fn limits_of_commands() -> NvmController {
     NvmController {
-        vsl: 0,
+        vsl: VSL,
         wzsl: WZSL,
         dmrl: DSM_RANGES,
         dmrsl: DSM_RANGE_BLOCKS,
