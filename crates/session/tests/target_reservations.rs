@@ -109,6 +109,8 @@ impl Hosts {
             w.call(io, peer::write(1, 1, 0, 1), &zeroes).status,
             w.call(io, peer::write_zeroes(1, 1, 0, 1, false), &[]).status,
             w.call(io, deallocate, &range).status,
+            // A hint about use.
+            w.call(io, deallocate.dword(11, 1), &range).status,
             w.call(io, peer::flush(1, 1), &[]).status,
             w.call(io, copy, &list).status,
         ];

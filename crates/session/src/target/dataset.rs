@@ -78,11 +78,13 @@ impl PlainIo {
         outbox: &mut Outbox<E::Buf>,
     ) {
         let command = &context.commands[index];
-        // The other attributes of the command are hints about use, which the target ignores.
-        if !command.sqe.dsm_deallocates() {
-            return context.complete_command(index, Status::SUCCESS, 0, outbox);
-        }
         let ns_index = usize::from(command.ns_index);
+        // The other attributes of the command are hints about use, which the target ignores. With
+        // regard to reservations, every such command is a write (Base §8.19).
+        if !command.sqe.dsm_deallocates() {
+            let status = context.check_reservation(ns_index).err().unwrap_or(Status::SUCCESS);
+            return context.complete_command(index, status, 0, outbox);
+        }
         let blocks = context.namespaces.at(ns_index).config.blocks;
         let is_inside = |range: DsmRange| {
             range.lba.checked_add(range.blocks.into()).is_some_and(|end| end <= blocks)
