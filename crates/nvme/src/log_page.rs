@@ -190,7 +190,7 @@ pub fn firmware(revision: &str) -> [u8; 512] {
 }
 
 /// The most namespaces of a Changed Namespace List.
-const CHANGED_NAMESPACES_MAX: usize = 1024;
+pub const CHANGED_NAMESPACES_MAX: usize = 1024;
 /// The first element of a Changed Namespace List if more namespaces have changed.
 const TOO_MANY_CHANGED: u32 = 0xffff_ffff;
 

@@ -76,6 +76,40 @@ fn a_changed_namespace_is_reported_once_until_the_list_is_read() {
     assert_eq!(changed(&mut w, admin, false), [9]);
 }
 
+/// A change that the host has not read stays in the list.
+#[test]
+fn only_what_was_read_leaves_the_list() {
+    let mut w = World::new(&[false]);
+    let (admin, _) = w.admin();
+    enable(&mut w, admin, ENABLE_NAMESPACE);
+    // Another core adds a change directly after the page was taken.
+    namespace_changed(&mut w, 3);
+    w.host.before_lock = Some(Box::new(|host| {
+        host.before_lock = Some(Box::new(|host| {
+            let conns = host.shared.namespace_changed(7);
+            host.notices.extend(conns);
+        }));
+    }));
+    assert_eq!(changed(&mut w, admin, false), [3]);
+    assert_eq!(changed(&mut w, admin, false), [7]);
+    // The host has no buffer for the page.
+    namespace_changed(&mut w, 5);
+    let page = peer::get_log(8, 0x04, 0, 4096);
+    assert_eq!(w.call(admin, page.transport(64), &[]).status, 0x0f);
+    // It reads the first element alone. The rest is reported again.
+    namespace_changed(&mut w, 6);
+    assert_eq!(w.fetch(admin, peer::get_log(8, 0x04, 0, 4)).0, [5, 0, 0, 0]);
+    w.command(admin, event_request(20), &[]);
+    assert_eq!(events(&mut w, admin), [(20, NAMESPACE_NOTICE)]);
+    assert_eq!(changed(&mut w, admin, false), [6]);
+    // More than the list has space for: one element stands for all.
+    for nsid in 1..=1025 {
+        namespace_changed(&mut w, nsid);
+    }
+    assert_eq!(changed(&mut w, admin, false), [u32::MAX]);
+    assert_eq!(changed(&mut w, admin, false), []);
+}
+
 #[test]
 fn each_controller_has_its_own_list_and_settings() {
     let mut w = World::new(&[false]);

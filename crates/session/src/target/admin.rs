@@ -125,7 +125,12 @@ impl Admin {
         // The result of the completion, or the status with which the command fails.
         let outcome: Result<u64, Status> = match sqe.opcode() {
             opcode::IDENTIFY => return self.identify(context, sqe, env, outbox),
-            opcode::GET_LOG_PAGE => return self.log_page(context, sqe, env, outbox),
+            opcode::GET_LOG_PAGE => {
+                self.log_page(context, sqe, env, outbox)?;
+                // The host may have read a part of a list, and is to read the rest.
+                self.report_events(context, env, outbox);
+                return Ok(());
+            }
             opcode::KEEP_ALIVE => Ok(0),
             opcode::ASYNC_EVENT => match self.keep_event_request(cid) {
                 Ok(()) => {

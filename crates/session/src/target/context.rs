@@ -209,12 +209,7 @@ impl<E: TargetEnv> Context<E> {
     /// buffer is too short for the page.
     pub(super) fn send_page(&mut self, sqe: &Sqe, page: &[u8], outbox: &mut Outbox<E::Buf>) {
         let cid = sqe.cid();
-        let status = match sqe.sgl() {
-            Ok(Sgl::Transport { len }) if len as usize >= page.len() => Status::SUCCESS,
-            Ok(Sgl::Transport { .. }) => Status::SGL_LENGTH_INVALID.with_dnr(),
-            Ok(Sgl::InCapsule { .. }) => Status::SGL_TYPE_INVALID.with_dnr(),
-            Err(error) => error.status(),
-        };
+        let status = check_page_buffer(sqe, page.len()).err().unwrap_or(Status::SUCCESS);
         if status.is_ok() && !page.is_empty() {
             let header = DataHdr {
                 cccid: cid,
@@ -379,6 +374,19 @@ const fn has_blocks(sqe: &Sqe) -> bool {
             | opcode::VERIFY
             | opcode::COPY
     )
+}
+
+/// Checks that a command has a buffer for a page of `len` bytes.
+///
+/// # Errors
+/// The status with which the command fails.
+pub(super) fn check_page_buffer(sqe: &Sqe, len: usize) -> Result<(), Status> {
+    match sqe.sgl() {
+        Ok(Sgl::Transport { len: space }) if space as usize >= len => Ok(()),
+        Ok(Sgl::Transport { .. }) => Err(Status::SGL_LENGTH_INVALID.with_dnr()),
+        Ok(Sgl::InCapsule { .. }) => Err(Status::SGL_TYPE_INVALID.with_dnr()),
+        Err(error) => Err(error.status()),
+    }
 }
 
 /// Whether the data of a command, `data_len` bytes, is in its capsule. If not, the target must

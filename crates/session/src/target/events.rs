@@ -134,12 +134,22 @@ impl Events {
         self.changed_namespaces.iter().copied().collect()
     }
 
-    /// Notes that the host has read a log page, and does not retain its event.
-    pub(super) fn on_read(&mut self, lid: u8) {
+    /// Notes that the host has read a log page up to the offset `end`, and does not retain its event.
+    /// A host may read a page in parts, and retains the event until the last one.
+    pub(super) fn on_read(&mut self, lid: u8, end: u64) {
         match lid {
             log_page::CHANGED_NAMESPACES => {
-                self.changed_namespaces.clear();
+                // A list of too many has only one element, which stands for all.
+                let returned = match self.changed_namespaces.len() {
+                    count if count <= log_page::CHANGED_NAMESPACES_MAX => (end / 4) as usize,
+                    count => count,
+                };
+                let rest = self.changed_namespaces.iter().skip(returned).copied().collect();
+                self.changed_namespaces = rest;
                 self.namespaces = Notification::Idle;
+                if !self.changed_namespaces.is_empty() {
+                    self.namespaces.note(self.config & event::CONFIG_NAMESPACE != 0);
+                }
             }
             log_page::DISCOVERY => self.discovery = Notification::Idle,
             log_page::RESERVATION => {

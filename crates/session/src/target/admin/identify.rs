@@ -11,11 +11,12 @@ use riopipe_nvme::identify::{self, Controller, Descriptors, Namespace, NvmContro
 use riopipe_nvme::log_page;
 use riopipe_nvme::reservation::RESCAP;
 
-use super::{Admin, change_events};
+use super::Admin;
 use crate::outbox::Outbox;
 use crate::target::closed::Closed;
-use crate::target::context::Context;
+use crate::target::context::{Context, check_page_buffer};
 use crate::target::env::TargetEnv;
+use crate::target::events::Events;
 use crate::target::identity::{DiscoveryPort, Identity, LocalAddress};
 use crate::target::limits::{
     ABORTS_MAX, ADMIN_ENTRIES_MAX, ASYNC_EVENTS_MAX, CONNECTION_BYTES, COPY_BLOCKS_MAX,
@@ -142,7 +143,12 @@ impl Admin {
             context.send_completion(cid, Status::INVALID_FIELD.with_dnr(), 0, outbox);
             return Ok(());
         }
-        let Some(page) = self.whole_log_page(context, sqe.lid(), env) else {
+        // A page that the host does not get is not read.
+        let reads_events = !sqe.log_retain()
+            && self.check_log_namespace(context, sqe).is_ok()
+            && check_page_buffer(sqe, len as usize).is_ok();
+        let end = reads_events.then(|| sqe.log_offset().saturating_add(len));
+        let Some(page) = self.whole_log_page(context, sqe, end, env) else {
             context.send_completion(cid, Status::INVALID_LOG_PAGE.with_dnr(), 0, outbox);
             return Ok(());
         };
@@ -151,12 +157,7 @@ impl Admin {
             return Ok(());
         }
         match log_page::slice(&page, sqe.log_offset(), len as u32) {
-            Ok(part) => {
-                if !sqe.log_retain() {
-                    change_events(context, env, |events| events.on_read(sqe.lid()));
-                }
-                context.send_page(sqe, &part, outbox);
-            }
+            Ok(part) => context.send_page(sqe, &part, outbox),
             Err(_) => context.send_completion(cid, Status::INVALID_FIELD.with_dnr(), 0, outbox),
         }
         Ok(())
@@ -181,21 +182,41 @@ impl Admin {
         }
     }
 
-    /// The whole content of the log page `lid`; `None` if the controller does not have that page.
+    /// The whole content of the log page that a command selects; `None` if the controller does not
+    /// have that page. `end`: the host reads the page up to this offset, and does not retain its
+    /// event. What it has read is removed at once, so that no later change is removed with it.
     fn whole_log_page<E: TargetEnv>(
         &self,
         context: &Context<E>,
-        lid: u8,
+        sqe: &Sqe,
+        end: Option<u64>,
         env: &mut E,
     ) -> Option<Vec<u8>> {
         let discovery = self.is_discovery;
-        Some(match lid {
+        let read_events = |env: &mut E, page: fn(&Events) -> Vec<u8>| {
+            let cntlid = context.queue.as_ref()?.cntlid;
+            env.with_shared(|shared| {
+                let events = &mut shared.controller_mut(cntlid)?.events;
+                let page = page(events);
+                if let Some(end) = end
+                    && sqe.log_offset() <= page.len() as u64
+                {
+                    events.on_read(sqe.lid(), end);
+                }
+                Some(page)
+            })
+        };
+        Some(match sqe.lid() {
             log_page::SUPPORTED if discovery => {
                 log_page::supported(&[log_page::SUPPORTED, log_page::DISCOVERY]).to_vec()
             }
             log_page::DISCOVERY if discovery => {
                 let hostnqn = context.queue.as_ref().map_or("", |q| &q.hostnqn);
+                let cntlid = context.queue.as_ref().map_or(0, |queue| queue.cntlid);
                 let (identity, generation, allowed) = env.with_shared(|shared| {
+                    if let (Some(end), Some(controller)) = (end, shared.controller_mut(cntlid)) {
+                        controller.events.on_read(log_page::DISCOVERY, end);
+                    }
                     (
                         shared.identity().clone(),
                         shared.discovery_generation(),
@@ -229,17 +250,11 @@ impl Admin {
                 let identity = env.with_shared(|shared| shared.identity().clone());
                 log_page::firmware(&identity.firmware).to_vec()
             }
-            log_page::CHANGED_NAMESPACES => {
-                let changed = of_controller(context, env, |controller| {
-                    controller.events.changed_namespaces()
-                });
-                log_page::changed_namespaces(&changed?).to_vec()
-            }
+            log_page::CHANGED_NAMESPACES => read_events(env, |events| {
+                log_page::changed_namespaces(&events.changed_namespaces()).to_vec()
+            })?,
             log_page::EFFECTS => log_page::effects(true).to_vec(),
-            log_page::RESERVATION => {
-                of_controller(context, env, |controller| controller.events.reservation_page())?
-                    .to_vec()
-            }
+            log_page::RESERVATION => read_events(env, |events| events.reservation_page().to_vec())?,
             _ => return None,
         })
     }
