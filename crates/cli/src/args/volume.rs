@@ -231,7 +231,7 @@ pub enum Undone {
     /// Show which blocks a file has, and check it
     Show(UndoneShow),
     /// Write the blocks of a file back to their volume
-    Apply(UndoneApply),
+    Apply(Box<UndoneApply>),
 }
 
 /// Show a file of undone blocks.
