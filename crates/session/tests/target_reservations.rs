@@ -286,6 +286,12 @@ fn preempting() {
     assert_eq!(hosts.preempt(2, WRITE_EXCLUSIVE, 0), 0);
     assert_eq!(hosts.report(), (5, 1, vec![(2, true)]));
     assert_eq!(hosts.preempt(3, WRITE_EXCLUSIVE, 2), CONFLICT, "it is not registered any more");
+    // The host that has made the reservation is one of the holders, and stays.
+    let mut hosts = new();
+    assert_eq!(hosts.acquire(1, EXCLUSIVE_ACCESS_ALL), 0);
+    assert_eq!(hosts.preempt(1, EXCLUSIVE_ACCESS_ALL, 0), 0);
+    assert_eq!(hosts.report(), (4, 6, vec![(1, true)]));
+    assert_eq!((hosts.access(1), hosts.access(2)), ((true, true), (false, false)));
 }
 
 /// A host that has preempted another one may rely on what it reads.
