@@ -39,7 +39,7 @@ fn connections() -> usize {
 /// the end of the ICReq, and to the middle of a Connect.
 fn half_open(address: &str, number: usize) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
-    if number % 3 > 0 {
+    if !number.is_multiple_of(3) {
         let _ = stream.write_all(&icreq(Digests::default(), 0));
     }
     if number % 3 > 1 {

@@ -272,7 +272,7 @@ pub enum NamespaceIdError {
     /// Two namespaces have this id.
     #[error("namespace id {0} is used twice: give each namespace its own")]
     Twice(u32),
-    /// The target has had [`INDICES_MAX`] namespaces since it was started.
+    /// The target has had 65,534 namespaces since it was started.
     #[error("{INDICES_MAX} namespaces have come and gone since the target was started: restart it")]
     TooManyChanges,
 }
