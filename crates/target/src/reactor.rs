@@ -281,9 +281,12 @@ impl Reactor {
             let Some(listener) = self.listeners.get(listener) else {
                 return has_accepted;
             };
-            let Some(place) = self.core.place(&mut self.devices) else {
-                return has_accepted;
+            // The event shows that one connection waits, and no more.
+            let place = match has_accepted {
+                false => self.core.place(&mut self.devices),
+                true => self.core.next_place(),
             };
+            let Some(place) = place else { return has_accepted };
             match listener.accept() {
                 Ok(Some(socket)) => {
                     has_accepted = true;

@@ -312,7 +312,8 @@ impl Machine {
         self.begin_round(0);
         let Self { env, process, .. } = self;
         let core = &mut process.reactors[0].core;
-        while let Some(place) = core.place(env) {
+        while !process.backlog.is_empty() {
+            let Some(place) = core.place(env) else { break };
             let Some(net) = process.backlog.pop_front() else { break };
             core.accepted(place, Tcp { net, input: Vec::new() }, None, env);
         }

@@ -233,16 +233,14 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         at_tick.into_iter().chain(self.stopping.deadline(now)).min()
     }
 
-    /// Takes a place for one more connection. The shell calls this before it accepts a socket. So a
+    /// Takes a place for a connection that waits to be accepted. If there is none, a connection that
+    /// is not admitted gives way. The shell calls this before it accepts a socket. So a
     /// peer without a place waits in the kernel's queue, which has a limit of its own (trap T28).
     /// `None` means that nothing must be accepted now. [`Action::Listen`] then reports when to try
     /// again.
     pub fn place(&mut self, env: &mut E) -> Option<Place> {
-        if !self.accepts_connections() {
-            return None;
-        }
-        let place = self.config.places.take();
-        if place.is_none() {
+        let place = self.next_place();
+        if place.is_none() && self.accepts_connections() {
             // A connection that is not admitted gives way. Its place is free after this round.
             if let Some(at) = self.pending.oldest_of_largest() {
                 self.displace(at, env);
@@ -256,6 +254,12 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
             self.pause_accepting(env.now());
         }
         place
+    }
+
+    /// Takes a place for a connection that may wait behind the one that was just accepted. Without
+    /// a free place nothing else happens: no connection gives way to one that may not exist.
+    pub fn next_place(&self) -> Option<Place> {
+        if self.accepts_connections() { self.config.places.take() } else { None }
     }
 
     /// Notes that no connection can be accepted, for example because there are no descriptors. The
