@@ -210,9 +210,23 @@ impl PlainIo {
             Ok(Sgl::InCapsule { .. }) => Err(Status::SGL_TYPE_INVALID.with_dnr()),
             Err(error) => Err(error.status()),
         });
+        self.begin_with_buffer(context, sqe, checked, env, outbox)
+    }
+
+    /// Puts a command that has passed its checks into the table, and begins it when the connection
+    /// may hold the buffer for its data, or for the first piece (trap T28). Refuses one that has not.
+    #[inline]
+    pub(super) fn begin_with_buffer<E: TargetEnv>(
+        &mut self,
+        context: &mut Context<E>,
+        sqe: &Sqe,
+        checked: Result<usize, Status>,
+        env: &mut E,
+        outbox: &mut Outbox<E::Buf>,
+    ) -> Result<(), Closed> {
         if let Some(InsertedCommand { index, .. }) =
             context.insert_or_refuse(sqe, Stage::Budget, checked, outbox)?
-            && context.charge_or_enqueue(index, piece_of(data_len), outbox)
+            && context.charge_or_enqueue(index, piece_of(sqe.nlb() * BLOCK_SIZE), outbox)
         {
             self.start_with_buffer(context, index, env, outbox);
         }

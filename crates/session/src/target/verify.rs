@@ -8,12 +8,11 @@ use riopipe_order::block_device::{BlockDevice, Submitted};
 
 use super::closed::Closed;
 use super::commands::Stage;
-use super::context::{Context, InsertedCommand};
+use super::context::Context;
 use super::env::TargetEnv;
 use super::ids::OpId;
 use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
 use super::plain::PlainIo;
-use super::transfer::piece_of;
 use crate::outbox::Outbox;
 
 impl PlainIo {
@@ -30,13 +29,7 @@ impl PlainIo {
             Ok(_) if data_len > TRANSFER_BYTES_MAX => Err(Status::INVALID_FIELD.with_dnr()),
             checked => checked,
         };
-        if let Some(InsertedCommand { index, .. }) =
-            context.insert_or_refuse(sqe, Stage::Budget, checked, outbox)?
-            && context.charge_or_enqueue(index, piece_of(data_len), outbox)
-        {
-            self.start_with_buffer(context, index, env, outbox);
-        }
-        Ok(())
+        self.begin_with_buffer(context, sqe, checked, env, outbox)
     }
 
     /// Reads the next piece of a Verify.
