@@ -9,6 +9,7 @@ pub mod keep_alive;
 pub mod known;
 pub mod manager;
 pub mod opening;
+pub mod plain_device;
 pub mod queue_pair;
 pub mod reconnect;
 #[cfg(test)]

@@ -1,0 +1,166 @@
+//! The state of one stream of a device.
+
+use alloc::collections::{BTreeSet, VecDeque};
+use alloc::vec::Vec;
+
+use riopipe_order::attribute::Seq;
+use riopipe_order::engine::Marks;
+
+use super::{Content, Part, RequestNo, Work};
+
+/// A stream of the device: the parts that wait for it, and the requests that wait for its marks.
+#[derive(Debug)]
+pub(super) struct StreamState<D> {
+    /// The parts that are not submitted, in order.
+    pub(super) waiting: VecDeque<Part<D>>,
+    /// The stream has no space.
+    pub(super) is_full: bool,
+    /// The part that the caller is submitting.
+    handed: Option<Handed>,
+    /// The requests that wait until a group is complete, once for each part.
+    awaiting_complete: BTreeSet<(Seq, RequestNo)>,
+    /// The requests that wait until a group is durable: once for each part of a write with FUA, and the
+    /// flushes.
+    awaiting_durable: BTreeSet<(Seq, RequestNo)>,
+    /// The groups that are not released, with their blocks, in order.
+    unreleased: VecDeque<(Seq, Handed)>,
+    marks: Marks,
+    /// The group up to which all must become durable.
+    durable_wanted: Seq,
+    /// The group up to which the caller has been asked to make all durable.
+    durable_asked: Seq,
+}
+
+/// A part that is with the stream.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Handed {
+    request: RequestNo,
+    lba: u64,
+    blocks: u32,
+    is_durable: bool,
+    is_zero: bool,
+}
+
+impl<D> StreamState<D> {
+    /// A stream whose groups up to `last` are durable and released.
+    pub(super) const fn new(last: Seq) -> Self {
+        Self {
+            waiting: VecDeque::new(),
+            is_full: false,
+            handed: None,
+            awaiting_complete: BTreeSet::new(),
+            awaiting_durable: BTreeSet::new(),
+            unreleased: VecDeque::new(),
+            marks: Marks { complete: last, durable: last },
+            durable_wanted: last,
+            durable_asked: last,
+        }
+    }
+
+    /// See [`PlainDevice::next_work`](super::PlainDevice::next_work).
+    pub(super) fn next_work(&mut self) -> Option<Work<D>> {
+        debug_assert!(self.handed.is_none(), "the part before is submitted or came back");
+        if let Some(needed) = self.release_needed() {
+            self.durable_wanted = self.durable_wanted.max(needed);
+        }
+        // This comes before the parts: a flush must not wait until there is space for them, because it
+        // may be what makes space.
+        if self.durable_wanted > self.durable_asked.max(self.marks.durable) {
+            self.durable_asked = self.durable_wanted;
+            return Some(Work::MakeDurable(self.durable_wanted));
+        }
+        if self.is_full || self.release_needed().is_some() {
+            return None;
+        }
+        let part = self.waiting.pop_front()?;
+        let Part { request, lba, blocks, is_durable, .. } = part;
+        let is_zero = matches!(part.content, Content::Zeroes);
+        self.handed = Some(Handed { request, lba, blocks, is_durable, is_zero });
+        Some(Work::Submit(part))
+    }
+
+    /// The group that must be released before the first waiting part may be submitted. It is the last
+    /// one with any of the part's blocks whose content an undo of a discard would destroy:
+    ///
+    /// - If the part is a discard, any group counts (trap T11).
+    /// - If the part is a write, a discard counts. A crash of this process alone would undo the discard,
+    ///   and the write with it, although the write was complete and its host lives on.
+    fn release_needed(&self) -> Option<Seq> {
+        let part = self.waiting.front()?;
+        let is_zero = matches!(part.content, Content::Zeroes);
+        let end = part.lba + u64::from(part.blocks);
+        let overlaps =
+            |other: &Handed| other.lba < end && part.lba < other.lba + u64::from(other.blocks);
+        let mut newest_first = self.unreleased.iter().rev();
+        let last = newest_first.find(|(_, other)| (is_zero || other.is_zero) && overlaps(other));
+        last.map(|(seq, _)| *seq)
+    }
+
+    /// See [`PlainDevice::on_submitted`](super::PlainDevice::on_submitted).
+    pub(super) fn on_submitted(&mut self, seq: Seq) {
+        // Nothing is left of it if the device has failed meanwhile.
+        let Some(handed) = self.handed.take() else { return };
+        match handed.is_durable {
+            true => {
+                // The group itself asks for a flush.
+                self.durable_asked = self.durable_asked.max(seq);
+                self.awaiting_durable.insert((seq, handed.request));
+            }
+            false => {
+                self.awaiting_complete.insert((seq, handed.request));
+            }
+        }
+        self.unreleased.push_back((seq, handed));
+    }
+
+    /// See [`PlainDevice::on_no_space`](super::PlainDevice::on_no_space).
+    pub(super) fn on_no_space(&mut self, part: Part<D>) {
+        self.handed = None;
+        self.waiting.push_front(part);
+        self.is_full = true;
+    }
+
+    /// Lets a flush wait until all groups are durable that are complete now. Returns whether any is not.
+    pub(super) fn await_durable_of_complete(&mut self, no: RequestNo) -> bool {
+        let complete = self.marks.complete;
+        if self.marks.durable >= complete {
+            return false;
+        }
+        self.durable_wanted = self.durable_wanted.max(complete);
+        self.awaiting_durable.insert((complete, no));
+        true
+    }
+
+    /// Takes the marks of the stream. Returns the requests that wait for them no longer, once for each
+    /// part.
+    pub(super) fn on_marks(&mut self, marks: Marks, released: Seq) -> Vec<RequestNo> {
+        self.marks = marks;
+        while self.unreleased.front().is_some_and(|(seq, _)| *seq <= released) {
+            self.unreleased.pop_front();
+        }
+        let mut reached = take_up_to(&mut self.awaiting_complete, marks.complete);
+        reached.extend(take_up_to(&mut self.awaiting_durable, marks.durable));
+        reached
+    }
+
+    /// Forgets all parts and requests.
+    pub(super) fn clear(&mut self) {
+        self.waiting.clear();
+        self.handed = None;
+        self.awaiting_complete.clear();
+        self.awaiting_durable.clear();
+        self.unreleased.clear();
+    }
+}
+
+/// Takes out the requests that wait for groups up to `seq`.
+fn take_up_to(awaiting: &mut BTreeSet<(Seq, RequestNo)>, seq: Seq) -> Vec<RequestNo> {
+    let mut reached = Vec::new();
+    while let Some(&(first, no)) = awaiting.first()
+        && first <= seq
+    {
+        awaiting.pop_first();
+        reached.push(no);
+    }
+    reached
+}
