@@ -1,0 +1,121 @@
+//! The thread of a stream: it carries out what the device has decided.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use riopipe::{
+    BLOCK_BYTES, Place, Stream, StreamFailure, SubmitError, SubmitErrorKind, Until, WaitError,
+};
+use riopipe_media::AlignedBuf;
+use riopipe_session::initiator::plain_device::{Content, Part, Work};
+
+use crate::shared::Shared;
+
+/// The time after which a stream without space is tried again, if its marks do not move before. A log
+/// may have space again although no mark has moved.
+const SPACE_CHECK: Duration = Duration::from_millis(10);
+
+/// Runs a stream until the device ends. Then closes it, unless the device is dropped.
+///
+/// # Errors
+/// The stream was not closed. If the device has failed, it is dropped without a close.
+pub(crate) fn run(shared: &Shared, index: usize, mut stream: Stream) -> Result<(), String> {
+    let mut worker = Worker { shared, index, is_full: false };
+    if let Err(failure) = worker.serve(&mut stream) {
+        shared.fail(failure);
+        // The others still need this stream's connections closed in the end, and nothing else.
+        return Err(shared.failure().unwrap_or_default().to_owned());
+    }
+    match shared.failure() {
+        Some(why) => Err(why.to_owned()),
+        None if shared.is_abandoned() => Ok(()),
+        None => stream.close().map(drop).map_err(|failure| failure.to_string()),
+    }
+}
+
+struct Worker<'a> {
+    shared: &'a Shared,
+    index: usize,
+    /// The stream had no space for the last part.
+    is_full: bool,
+}
+
+impl Worker<'_> {
+    /// Works until the device ends.
+    fn serve(&mut self, stream: &mut Stream) -> Result<(), String> {
+        loop {
+            while let Some(work) = self.shared.decide(|device| device.next_work(self.index)) {
+                self.carry_out(work, stream)?;
+            }
+            self.report_marks(stream)?;
+            if self.shared.is_ending() {
+                return Ok(());
+            }
+            // A wake-up since the last check for work ends this at once.
+            match stream.wait(Until::Moved, self.is_full.then_some(SPACE_CHECK)) {
+                Ok(_) | Err(WaitError::Woken | WaitError::Deadline(_)) => {}
+                Err(error) => return Err(error.to_string()),
+            }
+            self.report_marks(stream)?;
+            if std::mem::take(&mut self.is_full) {
+                self.shared.decide(|device| device.on_space(self.index));
+            }
+        }
+    }
+
+    fn carry_out(
+        &mut self,
+        work: Work<Arc<AlignedBuf>>,
+        stream: &mut Stream,
+    ) -> Result<(), String> {
+        match work {
+            // This asks for the flush, and does not wait for it.
+            Work::MakeDurable(seq) => {
+                match stream.wait(Until::Durable(seq), Some(Duration::ZERO)) {
+                    Ok(_) | Err(WaitError::Woken | WaitError::Deadline(_)) => Ok(()),
+                    Err(error) => Err(error.to_string()),
+                }
+            }
+            Work::Submit(part) => self.submit(part, stream),
+        }
+    }
+
+    fn submit(&mut self, part: Part<Arc<AlignedBuf>>, stream: &mut Stream) -> Result<(), String> {
+        let (lba, blocks) = (part.lba, part.blocks);
+        let group = match &part.content {
+            Content::Zeroes => stream.group().discard(lba, blocks),
+            Content::Data { data, first_block } => {
+                let (from, len) =
+                    (*first_block as usize * BLOCK_BYTES, blocks as usize * BLOCK_BYTES);
+                let mut buf = stream.buf(len).map_err(|error| error.to_string())?;
+                buf.copy_from_slice(&data[from..from + len]);
+                // A host overwrites what it still needs.
+                stream.group().write(lba, buf, Place::InPlace)
+            }
+        };
+        let submitted = match part.is_durable {
+            true => group.submit_durable(),
+            false => group.submit(),
+        };
+        match submitted {
+            Ok(seq) => self.shared.decide(|device| device.on_submitted(self.index, seq)),
+            Err(SubmitError { kind: SubmitErrorKind::Full(_), bufs }) => {
+                for buf in bufs {
+                    stream.recycle(buf);
+                }
+                self.is_full = true;
+                self.shared.decide(|device| device.on_no_space(self.index, part));
+            }
+            Err(error) => return Err(error.kind.to_string()),
+        }
+        Ok(())
+    }
+
+    /// Sends what was submitted, and reports the marks to the device.
+    fn report_marks(&self, stream: &mut Stream) -> Result<(), String> {
+        let marks = stream.poll().map_err(|failure: StreamFailure| failure.to_string())?;
+        let released = stream.released();
+        self.shared.decide(|device| device.on_marks(self.index, marks, released));
+        Ok(())
+    }
+}
