@@ -1,5 +1,6 @@
 //! The command line: nouns, verbs, options, and the help.
 
+pub mod attach;
 pub mod bench;
 pub mod connect;
 pub mod demo;

@@ -5,6 +5,7 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 use clap::{Args, Subcommand};
 
 use super::{
+    attach::Attach,
     connect::Connect,
     values,
     volume_life::{Delete, Grow, List, Rename, Wipe},
@@ -27,6 +28,8 @@ pub enum Volume {
     Rename(Rename),
     /// Grow a volume whose drives have become larger
     Grow(Grow),
+    /// Serve a volume as a plain block device, to any NVMe/TCP host
+    Attach(Box<Attach>),
     /// Show the progress of an open volume, and the time of its groups in each stage
     Stat(Stat),
     /// Recover a volume after a crash, or show what that would do

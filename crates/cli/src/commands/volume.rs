@@ -1,5 +1,6 @@
 //! `rio volume …`
 
+mod attach;
 mod change;
 pub(super) mod copy;
 mod delete;
@@ -33,6 +34,7 @@ pub(super) fn run(command: args::Volume, output: &Output) -> Result<(), Failure>
         args::Volume::Wipe(args) => delete::wipe(&args, output),
         args::Volume::Rename(args) => change::rename(&args, output),
         args::Volume::Grow(args) => change::grow(&args, output),
+        args::Volume::Attach(args) => attach::run(&args, output),
         args::Volume::Stat(args) => stat::run(&args, output),
         args::Volume::Recover(args) => recover::run(&args, output),
         args::Volume::Undone(command) => undone::run(&command, output),

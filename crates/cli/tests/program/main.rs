@@ -3,6 +3,7 @@
 mod access;
 mod addresses;
 mod alerts;
+mod attach;
 mod authentication;
 mod drain;
 mod faults;

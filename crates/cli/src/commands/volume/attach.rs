@@ -1,0 +1,186 @@
+//! `rio volume attach`
+
+use std::net::SocketAddr;
+
+use riopipe::Volume;
+use riopipe_attach::{
+    Acknowledged, Device, DeviceError, DeviceOptions, NvmeOptions, NvmeTarget, StopError,
+};
+use riopipe_lab::terminal::{Colour, Terminal};
+use riopipe_platform::raise_descriptors_max;
+use serde::Serialize;
+
+use super::open_options;
+use crate::{
+    args::attach::{Attach, DEFAULT_PORT},
+    connect::{engine_hint, members_and_options, open_failure, stream_failure},
+    failure::{Code, Failure, start_failure},
+    interrupt::Stop,
+    output::{Output, Report},
+};
+
+pub(super) fn run(args: &Attach, output: &Output) -> Result<(), Failure> {
+    raise_descriptors_max();
+    let signals = Stop::watch()?;
+    let device = open(args, output)?;
+    let served = serve(args, &device, signals, output);
+    // The first failure is the cause; that of closing is its consequence.
+    let closed = device.close().map_err(|error| {
+        Failure::new(Code::Storage, format!("volume {:?}", args.open.name)).because(&error)
+    });
+    served?;
+    closed?;
+    output.note("rio: all writes are durable, and the volume is closed");
+    Ok(())
+}
+
+/// Opens the volume, and makes a device of it.
+fn open(args: &Attach, output: &Output) -> Result<Device, Failure> {
+    let (addresses, connect) = members_and_options(Some(&args.open.name), &args.open.members)?;
+    let options = open_options(&args.open, connect);
+    let (volume, recovery) = Volume::open(&args.open.name, &addresses, &options)
+        .map_err(|error| open_failure(&error))?;
+    if !recovery.is_nothing() {
+        output.note(recovery.to_string());
+    }
+    if let Some(why) = &recovery.fallback {
+        let engine = volume.engine();
+        let hint = engine_hint(why).map(|hint| format!("; {hint}")).unwrap_or_default();
+        output.note(format!("note: {why}{hint}; engine {engine}: {}", engine.promise()));
+    }
+    let options = DeviceOptions {
+        streams: args.streams,
+        readers: args.readers.into(),
+        timeout: args.open.members.connect.io_timeout,
+    };
+    let device = Device::open(volume, &options).map_err(|error| device_failure(&error))?;
+    for Acknowledged { stream, blocks } in device.acknowledged() {
+        output.note(format!(
+            "note: stream {stream}: {blocks} blocks were being overwritten when the volume was not \
+             closed. They were not flushed, so they may have the old content or the new; their list is \
+             acknowledged"
+        ));
+    }
+    Ok(device)
+}
+
+/// Serves the device until a signal comes.
+fn serve(
+    args: &Attach,
+    device: &Device,
+    mut signals: Stop,
+    output: &Output,
+) -> Result<(), Failure> {
+    let options = NvmeOptions {
+        listen: args.listen.with_port(DEFAULT_PORT),
+        subnqn: args.nqn.clone(),
+        hosts: (!args.allow_hosts.is_empty()).then(|| args.allow_hosts.clone()),
+        reactors: None,
+    };
+    let target = NvmeTarget::start(device, &options).map_err(|error| start_failure(&error))?;
+    let info = device.info();
+    let printed = output.result(&Attached {
+        schema: "rio-volume-attach/1",
+        volume: info.name.clone(),
+        bytes: info.blocks * riopipe::BLOCK_BYTES as u64,
+        address: target.address(),
+        subnqn: target.subnqn().to_owned(),
+        nsid: 1,
+        connect: connect_command(target.address(), target.subnqn()),
+    });
+    let ended = match printed {
+        // The caller may not read the address; hosts still use it.
+        Err(failure) if failure.code != Code::Unread => Err(failure),
+        _ => wait(device, &target, &mut signals, output),
+    };
+    let stopped = target.stop().map_err(|error| stop_failure(&error));
+    ended.and(stopped)
+}
+
+/// Waits for a signal. A device that fails meanwhile is reported, and goes on to answer.
+fn wait(
+    device: &Device,
+    target: &NvmeTarget,
+    signals: &mut Stop,
+    output: &Output,
+) -> Result<(), Failure> {
+    let mut is_reported = false;
+    loop {
+        // A failure ends the wait once.
+        let received =
+            signals.wait_while(|| target.is_alive() && (is_reported || device.failure().is_none()));
+        match (received, device.failure()) {
+            (Some(signal), _) => {
+                output.note(format!(
+                    "rio: {signal}: commands in flight end, and rio waits until all writes are \
+                     durable, and closes the volume. A second signal (Ctrl-C) ends the program at once; \
+                     what was flushed is kept, and the volume must then be recovered"
+                ));
+                return Ok(());
+            }
+            (None, _) if !target.is_alive() => {
+                return Err(Failure::new(
+                    Code::Failed,
+                    "a reactor has ended; the log has the reason",
+                ));
+            }
+            (None, Some(why)) => {
+                is_reported = true;
+                output.note(format!(
+                    "rio: the device has failed: {why}. Every write and flush now gets an error, and \
+                     reads go on. When the cause is gone, end this program (Ctrl-C), and attach the \
+                     volume again"
+                ));
+            }
+            (None, None) => {}
+        }
+    }
+}
+
+fn device_failure(error: &DeviceError) -> Failure {
+    match error {
+        DeviceError::Stream { source, .. } => stream_failure(source),
+        DeviceError::Acknowledge { .. } | DeviceError::Flush(_) => Failure::storage(error),
+        DeviceError::Thread(_) => Failure::new(Code::Failed, error.to_string()),
+        _ => Failure::new(Code::Volume, error.to_string()),
+    }
+}
+
+fn stop_failure(error: &StopError) -> Failure {
+    let message = "not all writes are known to be durable: those that were not flushed may be lost";
+    Failure::new(Code::Storage, message).because(error)
+}
+
+/// The command by which a Linux host connects.
+fn connect_command(address: SocketAddr, subnqn: &str) -> String {
+    let host = match address.ip() {
+        ip if ip.is_unspecified() => "ADDRESS".to_owned(),
+        ip => ip.to_string(),
+    };
+    format!("nvme connect -t tcp -a {host} -s {} -n {subnqn}", address.port())
+}
+
+/// A volume that is served.
+#[derive(Debug, Serialize)]
+struct Attached {
+    schema: &'static str,
+    volume: String,
+    bytes: u64,
+    address: SocketAddr,
+    subnqn: String,
+    nsid: u32,
+    /// The command by which a Linux host connects.
+    connect: String,
+}
+
+impl Report for Attached {
+    fn text(&self, terminal: &Terminal) -> String {
+        format!(
+            "volume {} is a block device of {} MiB at {}\nconnect to it as root:\n  {}\nREADY\n",
+            self.volume,
+            self.bytes >> 20,
+            self.address,
+            terminal.paint(Colour::Bold, &self.connect)
+        )
+    }
+}
