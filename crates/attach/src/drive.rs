@@ -8,6 +8,7 @@ use riopipe_media::{
     AlignedBuf, BLOCK_BYTES, BlockDevice, Cause, Data, Done, Drive, Geometry, IoError, OpenError,
     Operation, Queue, Submitted,
 };
+use riopipe_platform::EventFd;
 
 use crate::inbox::{Inbox, Ticket};
 use crate::shared::Shared;
@@ -108,6 +109,22 @@ impl VolumeQueue {
     /// As [`write_zeroes`](BlockDevice::write_zeroes), with Force Unit Access if `is_fua`.
     pub fn zero_through(&mut self, op: u64, lba: u64, blocks: u64, is_fua: bool) -> Submitted {
         self.zero((op, Operation::WriteZeroes), (lba, blocks), is_fua)
+    }
+
+    /// As [`deallocate`](BlockDevice::deallocate), with Force Unit Access if `is_fua`.
+    pub fn deallocate_through(
+        &mut self,
+        op: u64,
+        lba: u64,
+        blocks: u64,
+        is_fua: bool,
+    ) -> Submitted {
+        self.zero((op, Operation::Deallocate), (lba, blocks), is_fua)
+    }
+
+    /// The descriptor of [`event_fd`](Queue::event_fd). A caller that clears it polls afterwards.
+    pub(crate) fn event(&self) -> &EventFd {
+        self.inbox.event()
     }
 
     fn zero(&mut self, operation: (u64, Operation), extent: (u64, u64), is_fua: bool) -> Submitted {

@@ -6,6 +6,7 @@
 //!
 //! - [`Device::drive`] is the device as a drive of a target. [`NvmeTarget`] serves it to NVMe/TCP hosts,
 //!   such as the Linux kernel's.
+//! - [`NbdServer`] serves it over NBD.
 //!
 //! docs/attach.md has what a host may count on.
 //!
@@ -18,6 +19,7 @@ mod device;
 mod drive;
 mod error;
 mod inbox;
+mod nbd;
 mod nvme;
 mod reads;
 mod shared;
@@ -26,5 +28,6 @@ mod stream_thread;
 pub use device::{Acknowledged, Device, DeviceOptions};
 pub use drive::{VolumeDrive, VolumeQueue};
 pub use error::{CloseError, DeviceError};
+pub use nbd::{NbdAddress, NbdError, NbdServer};
 pub use nvme::{NvmeOptions, NvmeTarget};
 pub use riopipe_target::{StartError, StopError};

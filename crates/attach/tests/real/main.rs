@@ -1,5 +1,6 @@
 //! Devices on volumes of targets in this process.
 
 mod crash;
+mod nbd;
 mod plain;
 mod site;

@@ -1,6 +1,7 @@
 //! `rio volume attach`
 
 use clap::Args;
+use riopipe_attach::NbdAddress;
 use riopipe_net::HostPort;
 
 use super::{values, volume::Open};
@@ -9,8 +10,8 @@ use super::{values, volume::Open};
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
 Opens the volume, recovers it if it was not closed, and serves it as the only namespace of a target in
-this process. When it prints READY, connect to it with the printed command; then make a file system on
-it, and mount that. Before Ctrl-C or SIGTERM, unmount and disconnect.
+this process, or over NBD, or both. When it prints READY, connect to it with the printed command; then
+make a file system on it, and mount that. Before Ctrl-C or SIGTERM, unmount and disconnect.
 
 What a host may count on:
   a flush, or a write with FUA, that was confirmed: the data survives any crash that the drives and
@@ -27,16 +28,23 @@ Examples:
   rio volume attach journal
   rio volume attach journal -m 192.0.2.10 -m 192.0.2.11 --wait 60
   rio volume attach journal --listen 192.0.2.1:4421 --allow-host nqn.2026-11.com.example:host0
+  rio volume attach journal --nbd unix:/run/journal.nbd
   nvme connect -t tcp -a 127.0.0.1 -s 4421 -n NQN        as root, with the NQN that is printed
   mkfs.ext4 /dev/nvme0n1 && mount /dev/nvme0n1 /mnt")]
 pub struct Attach {
     /// The volume.
     #[command(flatten)]
     pub open: Open,
-    /// Address to listen on, and port; port 0 takes a free one. On another address than a loopback one,
-    /// every machine that can reach it may connect, unless --allow-host names the hosts
-    #[arg(long, value_name = "ADDR[:PORT]", default_value = DEFAULT_LISTEN, value_parser = values::address)]
-    pub listen: HostPort,
+    /// Address to listen on for NVMe/TCP hosts, and port; port 0 takes a free one. On another address than
+    /// a loopback one, every machine that can reach it may connect, unless --allow-host names the hosts
+    /// [default: 127.0.0.1:4421, without --nbd]
+    #[arg(long, value_name = "ADDR[:PORT]", value_parser = values::address)]
+    pub listen: Option<HostPort>,
+    /// Address to listen on for NBD clients, or `unix:PATH`; the port is 10809 if none is given. NBD has
+    /// no access rights: every machine that can reach the address, or user that can reach the socket, may
+    /// connect
+    #[arg(long, value_name = "ADDR[:PORT]", value_parser = nbd_address)]
+    pub nbd: Option<NbdAddress>,
     /// NQN of the subsystem that has the volume [default: made from the volume's id, so it stays the
     /// same]
     #[arg(long, value_name = "NQN", value_parser = values::nqn)]
@@ -55,4 +63,12 @@ pub struct Attach {
 
 /// The port of `--listen`, if it has none.
 pub const DEFAULT_PORT: u16 = 4421;
-const DEFAULT_LISTEN: &str = "127.0.0.1:4421";
+
+/// The address of `--nbd`.
+fn nbd_address(text: &str) -> Result<NbdAddress, String> {
+    match text.strip_prefix("unix:") {
+        Some("") => Err("no path: write unix:/path/to/socket".to_owned()),
+        Some(path) => Ok(NbdAddress::Unix(path.into())),
+        None => values::address(text).map(|address| NbdAddress::tcp(&address.host, address.port)),
+    }
+}

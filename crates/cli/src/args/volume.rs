@@ -28,7 +28,7 @@ pub enum Volume {
     Rename(Rename),
     /// Grow a volume whose drives have become larger
     Grow(Grow),
-    /// Serve a volume as a plain block device, to any NVMe/TCP host
+    /// Serve a volume as a plain block device, to any NVMe/TCP host or NBD client
     Attach(Box<Attach>),
     /// Show the progress of an open volume, and the time of its groups in each stage
     Stat(Stat),

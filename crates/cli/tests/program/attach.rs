@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     error::Error,
+    io::Read,
     net::TcpListener,
     path::Path,
     process::Child,
@@ -82,13 +83,14 @@ fn it_serves_a_plain_drive_and_ends_in_order() {
     std::fs::write(folder.join("a"), content(3_000_001)).unwrap();
 
     let (child, printed) = attach(folder, "127.0.0.1:0", &members, &[]);
-    assert_eq!(keys(&printed), "address bytes connect nsid schema subnqn volume");
-    assert_eq!((&printed["subnqn"], &printed["volume"]), (&NQN.into(), &"outer".into()));
-    let address = printed["address"].as_str().unwrap().to_owned();
+    assert_eq!(keys(&printed), "bytes nvme schema volume");
+    assert_eq!(keys(&printed["nvme"]), "address connect nsid subnqn");
+    assert_eq!((&printed["nvme"]["subnqn"], &printed["volume"]), (&NQN.into(), &"outer".into()));
+    let address = printed["nvme"]["address"].as_str().unwrap().to_owned();
     let inner = format!("{address},nqn={NQN}");
     let port = address.rsplit(':').next().unwrap();
     let connect = format!("nvme connect -t tcp -a 127.0.0.1 -s {port} -n {NQN}");
-    assert_eq!(printed["connect"], connect);
+    assert_eq!(printed["nvme"]["connect"], connect);
     let inner = |verb: &str, words: &[&str]| {
         let args = [&["volume", verb, "inner"], words, &["-m", &inner, "-o", "json"]].concat();
         rio_in(folder, &args)
@@ -107,7 +109,13 @@ fn it_serves_a_plain_drive_and_ends_in_order() {
     assert!(done.stderr.contains("all writes are durable"), "{done:?}");
 
     // It was closed, so no lease delays the next one, and there is nothing to recover.
-    let (child, _) = attach(folder, &address, &members, &["--streams", "2"]);
+    let socket = folder.join("nbd");
+    let nbd = format!("unix:{}", socket.display());
+    let (child, printed) = attach(folder, &address, &members, &["--streams", "2", "--nbd", &nbd]);
+    assert_eq!(printed["nbd"], format!("nbd+unix:///outer?socket={}", socket.display()));
+    let mut greeting = [0; 8];
+    std::os::unix::net::UnixStream::connect(&socket).unwrap().read_exact(&mut greeting).unwrap();
+    assert_eq!(&greeting, b"NBDMAGIC");
     inner("verify", &["a"]).ok();
     let taken = ["--listen", &members[0]];
     signal(&child, "-INT");

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use riopipe::Volume;
 use riopipe_attach::{
-    Acknowledged, Device, DeviceError, DeviceOptions, NvmeOptions, NvmeTarget, StopError,
+    Acknowledged, Device, DeviceError, DeviceOptions, NbdServer, NvmeOptions, NvmeTarget, StopError,
 };
 use riopipe_lab::terminal::{Colour, Terminal};
 use riopipe_platform::raise_descriptors_max;
@@ -64,6 +64,53 @@ fn open(args: &Attach, output: &Output) -> Result<Device, Failure> {
     Ok(device)
 }
 
+/// The servers of a device.
+struct Servers {
+    nvme: Option<NvmeTarget>,
+    nbd: Option<NbdServer>,
+}
+
+impl Servers {
+    fn start(args: &Attach, device: &Device) -> Result<Self, Failure> {
+        let listen = match (&args.listen, &args.nbd) {
+            (Some(listen), _) => Some(listen.with_port(DEFAULT_PORT)),
+            (None, Some(_)) => None,
+            (None, None) => Some(format!("127.0.0.1:{DEFAULT_PORT}")),
+        };
+        let start = |listen| {
+            let options = NvmeOptions {
+                listen,
+                subnqn: args.nqn.clone(),
+                hosts: (!args.allow_hosts.is_empty()).then(|| args.allow_hosts.clone()),
+                reactors: None,
+            };
+            NvmeTarget::start(device, &options).map_err(|error| start_failure(&error))
+        };
+        let nvme = listen.map(start).transpose()?;
+        let start = |address| {
+            NbdServer::start(device, address)
+                .map_err(|error| Failure::new(Code::Media, error.to_string()))
+        };
+        let nbd = args.nbd.as_ref().map(start).transpose()?;
+        Ok(Self { nvme, nbd })
+    }
+
+    fn are_alive(&self) -> bool {
+        self.nvme.as_ref().is_none_or(NvmeTarget::is_alive)
+    }
+
+    /// Stops both. Requests in flight are answered first.
+    fn stop(self) -> Result<(), Failure> {
+        if let Some(nbd) = self.nbd {
+            nbd.stop();
+        }
+        match self.nvme {
+            Some(nvme) => nvme.stop().map_err(|error| stop_failure(&error)),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Serves the device until a signal comes.
 fn serve(
     args: &Attach,
@@ -71,44 +118,36 @@ fn serve(
     mut signals: Stop,
     output: &Output,
 ) -> Result<(), Failure> {
-    let options = NvmeOptions {
-        listen: args.listen.with_port(DEFAULT_PORT),
-        subnqn: args.nqn.clone(),
-        hosts: (!args.allow_hosts.is_empty()).then(|| args.allow_hosts.clone()),
-        reactors: None,
-    };
-    let target = NvmeTarget::start(device, &options).map_err(|error| start_failure(&error))?;
+    let servers = Servers::start(args, device)?;
     let info = device.info();
     let printed = output.result(&Attached {
         schema: "rio-volume-attach/1",
         volume: info.name.clone(),
         bytes: info.blocks * riopipe::BLOCK_BYTES as u64,
-        address: target.address(),
-        subnqn: target.subnqn().to_owned(),
-        nsid: 1,
-        connect: connect_command(target.address(), target.subnqn()),
+        nvme: servers.nvme.as_ref().map(NvmeView::of),
+        nbd: servers.nbd.as_ref().map(|nbd| nbd.address().uri(&info.name)),
     });
     let ended = match printed {
         // The caller may not read the address; hosts still use it.
         Err(failure) if failure.code != Code::Unread => Err(failure),
-        _ => wait(device, &target, &mut signals, output),
+        _ => wait(device, &servers, &mut signals, output),
     };
-    let stopped = target.stop().map_err(|error| stop_failure(&error));
+    let stopped = servers.stop();
     ended.and(stopped)
 }
 
 /// Waits for a signal. A device that fails meanwhile is reported, and goes on to answer.
 fn wait(
     device: &Device,
-    target: &NvmeTarget,
+    servers: &Servers,
     signals: &mut Stop,
     output: &Output,
 ) -> Result<(), Failure> {
     let mut is_reported = false;
     loop {
         // A failure ends the wait once.
-        let received =
-            signals.wait_while(|| target.is_alive() && (is_reported || device.failure().is_none()));
+        let received = signals
+            .wait_while(|| servers.are_alive() && (is_reported || device.failure().is_none()));
         match (received, device.failure()) {
             (Some(signal), _) => {
                 output.note(format!(
@@ -118,7 +157,7 @@ fn wait(
                 ));
                 return Ok(());
             }
-            (None, _) if !target.is_alive() => {
+            (None, _) if !servers.are_alive() => {
                 return Err(Failure::new(
                     Code::Failed,
                     "a reactor has ended; the log has the reason",
@@ -166,6 +205,16 @@ struct Attached {
     schema: &'static str,
     volume: String,
     bytes: u64,
+    /// For NVMe/TCP hosts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nvme: Option<NvmeView>,
+    /// The URI for NBD clients.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nbd: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct NvmeView {
     address: SocketAddr,
     subnqn: String,
     nsid: u32,
@@ -173,14 +222,28 @@ struct Attached {
     connect: String,
 }
 
+impl NvmeView {
+    fn of(target: &NvmeTarget) -> Self {
+        Self {
+            address: target.address(),
+            subnqn: target.subnqn().to_owned(),
+            nsid: 1,
+            connect: connect_command(target.address(), target.subnqn()),
+        }
+    }
+}
+
 impl Report for Attached {
     fn text(&self, terminal: &Terminal) -> String {
-        format!(
-            "volume {} is a block device of {} MiB at {}\nconnect to it as root:\n  {}\nREADY\n",
-            self.volume,
-            self.bytes >> 20,
-            self.address,
-            terminal.paint(Colour::Bold, &self.connect)
-        )
+        let mut text =
+            format!("volume {} is a block device of {} MiB\n", self.volume, self.bytes >> 20);
+        if let Some(nvme) = &self.nvme {
+            let connect = terminal.paint(Colour::Bold, &nvme.connect);
+            text += &format!("NVMe/TCP at {}: as root,\n  {connect}\n", nvme.address);
+        }
+        if let Some(uri) = &self.nbd {
+            text += &format!("NBD: {}\n", terminal.paint(Colour::Bold, uri));
+        }
+        text + "READY\n"
     }
 }

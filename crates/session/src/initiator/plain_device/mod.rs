@@ -243,9 +243,7 @@ impl<T, D: Clone> PlainDevice<T, D> {
 
     /// The marks of a stream, and its released mark.
     pub fn on_marks(&mut self, stream: usize, marks: Marks, released: Seq) {
-        if self.has_failed {
-            return;
-        }
+        // Nothing waits for marks after a failure.
         for no in self.streams[stream].on_marks(marks, released) {
             if let Some(request) = self.requests.get_mut(&no) {
                 request.open -= 1;
