@@ -2,6 +2,7 @@
 
 use std::io;
 
+use riopipe_nvme::pmr::PmrError;
 use riopipe_order::block_device::{Cause, Gone};
 
 /// The cause that a (positive) error number of the operating system stands for.
@@ -74,6 +75,16 @@ pub enum OpenError {
         path: String,
         /// The problem and its remedy.
         problem: String,
+    },
+    /// The memory of a drive can't be used.
+    #[error("{path}: {source}{advice}")]
+    DriveMemory {
+        /// The drive's directory in sysfs.
+        path: String,
+        /// The reason, from the drive's properties.
+        source: PmrError,
+        /// The remedy, with a separator; empty if `source` contains it.
+        advice: String,
     },
     /// There is not enough memory.
     #[error("can't get {bytes} bytes of memory for {what}: {source}: choose a smaller size")]

@@ -24,6 +24,7 @@ mod medium;
 mod mem;
 mod open;
 mod page_fault;
+mod pci;
 mod persist;
 mod place;
 mod request;

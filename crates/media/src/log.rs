@@ -9,12 +9,13 @@
 //!     LogPart           LogPart      one for the header, one for each stream
 //!        |                 |
 //!   mapped memory    mirror in memory
-//!   (file: dax: mem:)      | fence: block by block
-//!                     block device (block:)
+//!   (file: dax:            | fence: block by block
+//!    pci: mem:)       block device (block:)
 //! ```
 
 use std::fs::File;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -28,17 +29,20 @@ use crate::disk::DEVICE_NOTE;
 use crate::error::OpenError;
 use crate::mapping::Mapping;
 use crate::medium::{LOCK_WAIT_SHORT, LockWait, Medium, Reserve, parent_directory};
+use crate::pci::{PciAddress, SYSFS};
 use crate::persist::Persist;
 use crate::place::would_create;
 use crate::survival::{Kept, Survival};
 
 mod device;
 mod mapped;
+mod pci;
 mod reader;
 pub(crate) mod spec;
 
 use device::{BlockStore, DevicePart};
 use mapped::{MappedMemory, SharedMapping};
+use pci::DriveMemory;
 pub use reader::{LogReader, read_log};
 pub use spec::LOG_HELP;
 use spec::LogSpec;
@@ -60,6 +64,9 @@ pub fn open_log_within(spec: &str, lock_wait: Duration) -> Result<LogStore, Open
         LogSpec::Mapped { path, size, dax } => LogStore::in_file(&path, size, dax, lock_wait),
         LogSpec::Device { path, plp } => LogStore::on_device(&path, plp, lock_wait),
         LogSpec::Blocks { path, size } => LogStore::in_blocks_of_file(&path, size, lock_wait),
+        LogSpec::DriveMemory { address } => {
+            LogStore::in_drive_memory(Path::new(SYSFS), &address, lock_wait)
+        }
     }
 }
 
@@ -103,6 +110,7 @@ pub struct LogStore {
     kind: LogKind,
     description: String,
     survival: Survival,
+    is_restored: bool,
 }
 
 /// The state of a store that its parts share.
@@ -160,7 +168,7 @@ impl LogStore {
             bytes,
             source,
         })?;
-        let memory = SharedMapping { mapping, persist: Persist::Stores, medium: None };
+        let memory = SharedMapping { mapping, persist: Persist::Stores, drive: None, medium: None };
         let backing = Backing::Mapped(Arc::new(memory));
         let survival = Survival { process_kill: Kept::Nothing, power_cut: Kept::Nothing, note: "" };
         let description = format!("memory, {} KiB", bytes >> 10);
@@ -196,12 +204,50 @@ impl LogStore {
             len >> 10,
             persist.describe(),
         );
-        let memory = Arc::new(SharedMapping { mapping, persist, medium: Some(medium) });
-        let mut whole_log = MappedMemory { shared: Arc::clone(&memory), part: 0..len };
+        let memory = SharedMapping { mapping, persist, drive: None, medium: Some(medium) };
+        LogStore::mapped(memory, LogKind::Dax, description, survival)
+            .map_err(os_error("make durable what it holds"))
+    }
+
+    /// A log in the memory of the NVMe drive at `address` below the directory `root`.
+    fn in_drive_memory(
+        root: &Path,
+        address: &PciAddress,
+        lock_wait: LockWait,
+    ) -> Result<LogStore, OpenError> {
+        let memory = DriveMemory::open(root, address, lock_wait)?;
+        let DriveMemory { properties, mapping, medium, is_restored } = memory;
+        let path = medium.path.clone();
+        let description = format!(
+            "memory of the drive {address} (BAR {}), {} KiB, {}",
+            properties.bar(),
+            medium.len >> 10,
+            properties.describe_fence()
+        );
+        let survival =
+            Survival { process_kill: Kept::Completed, power_cut: Kept::Completed, note: "" };
+        let (persist, drive) = (Persist::Stores, Some(properties));
+        let memory = SharedMapping { mapping, persist, drive, medium: Some(medium) };
+        let store =
+            LogStore::mapped(memory, LogKind::Pci, description, survival).map_err(|source| {
+                OpenError::Os { path, doing: "make durable what it holds", source }
+            })?;
+        Ok(LogStore { is_restored, ..store })
+    }
+
+    /// A log in a mapping, whose content is made durable first.
+    fn mapped(
+        memory: SharedMapping,
+        kind: LogKind,
+        description: String,
+        survival: Survival,
+    ) -> std::io::Result<LogStore> {
+        let memory = Arc::new(memory);
+        let part = 0..memory.mapping.len();
+        let mut whole_log = MappedMemory { shared: Arc::clone(&memory), part };
         riopipe_model::log::mapped::make_content_durable(&mut whole_log)
-            .map_err(|error| std::io::Error::other(error.cause))
-            .map_err(os_error("make durable what it holds"))?;
-        Ok(LogStore::new(Backing::Mapped(memory), LogKind::Dax, description, survival))
+            .map_err(|error| std::io::Error::other(error.cause))?;
+        Ok(LogStore::new(Backing::Mapped(memory), kind, description, survival))
     }
 
     /// A log on a block device. `plp`: the device has power-loss protection, although it reports a
@@ -261,7 +307,7 @@ impl LogStore {
             Kept::Completed => requested_kind,
             _ => LogKind::File,
         };
-        LogStore { shared, kind, description, survival }
+        LogStore { shared, kind, description, survival, is_restored: true }
     }
 
     /// Size in bytes.
@@ -277,6 +323,13 @@ impl LogStore {
     /// would not survive a power cut: all other kinds are accepted after another boot (trap T19).
     pub fn kind(&self) -> LogKind {
         self.kind
+    }
+
+    /// Whether the log has the content that was last made durable there. A drive can report that it
+    /// could not restore its memory after a power cut (`pci:`): the content may then be any (trap
+    /// T24).
+    pub fn is_restored(&self) -> bool {
+        self.is_restored
     }
 
     /// Hands out the bytes in `part` to one owner, until the owner drops the [`LogPart`]. Two parts
@@ -344,8 +397,8 @@ impl LogStore {
     /// Checks that no access to the bytes of a mapped log has failed since it was opened.
     ///
     /// # Errors
-    /// A page of the file could not be read or written. A `block:` log reports none: its parts
-    /// return the errors of their accesses.
+    /// A page of the file could not be read or written, or the status of the drive's memory is not
+    /// good. A `block:` log reports none: its parts return the errors of their accesses.
     pub fn check_access(&self) -> Result<(), RegionError> {
         match &self.shared.backing {
             Backing::Mapped(memory) => memory.check_access(),
@@ -355,15 +408,15 @@ impl LogStore {
 
     /// Writes back to the file all stored bytes and all bytes in `used`, and waits (`msync`). After
     /// that, the bytes in `used` of a `file:` log also survive a power cut (trap T24). A `block:`
-    /// log has nothing left to write, since each of its fences writes everything that it covers. No
-    /// part of the log may be in use.
+    /// or `pci:` log has nothing left to write, since each of its fences writes everything that it
+    /// covers. No part of the log may be in use.
     ///
     /// The bytes in `used` are written even if the kernel considers them written already, because
     /// the kernel is wrong about that after a failed write-back. The call takes as long as the disk
     /// needs for all of these bytes.
     ///
     /// # Errors
-    /// The error of the write-back. A `block:` log reports none.
+    /// The error of the write-back. A `block:` or `pci:` log reports none.
     ///
     /// # Panics
     /// If a range in `used` goes beyond the log.
@@ -430,7 +483,7 @@ fn is_in_memory(file: &File) -> bool {
 /// |---|---|---|
 /// | `mem:` | never | never |
 /// | `file:` | at once | never |
-/// | `dax:` | at once | after [`Region::fence`] |
+/// | `dax:`, `pci:` | at once | after [`Region::fence`] |
 /// | `block:` | after [`Region::fence`] | after [`Region::fence`] |
 pub struct LogPart {
     region: PartRegion,

@@ -84,7 +84,7 @@ pub(crate) struct Medium {
     /// Whether reads and writes bypass the page cache.
     pub(crate) direct: bool,
     pub(crate) space: Space,
-    /// Whether the medium is a block device. Otherwise it is a regular file.
+    /// Whether the medium is a block device, or the memory of one. Otherwise it is a regular file.
     pub(crate) device: bool,
 }
 
@@ -219,6 +219,20 @@ impl Medium {
             );
             return Err(OpenError::Kind { path: medium.path, problem });
         }
+        Ok(medium)
+    }
+
+    /// The memory of a drive with `len` bytes, whose opened `file` maps it, for this process alone.
+    pub(crate) fn region(
+        file: File,
+        path: &Path,
+        len: u64,
+        lock_wait: LockWait,
+    ) -> Result<Medium, OpenError> {
+        let path = path.display().to_string();
+        let space = Space::Reserved;
+        let medium = Medium { file, path, len, direct: false, space, device: true };
+        medium.lock(lock_wait)?;
         Ok(medium)
     }
 

@@ -13,6 +13,7 @@ use crate::drive_spec::DriveSpec;
 use crate::error::OpenError;
 use crate::log::spec::LogSpec;
 use crate::medium::parent_directory;
+use crate::pci::SYSFS;
 
 /// The file or device that a specification names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +48,10 @@ pub fn place_of_log(spec: &str) -> Result<Option<MediumPlace>, OpenError> {
         LogSpec::Memory { .. } => return Ok(None),
         LogSpec::Mapped { path, size, .. } | LogSpec::Blocks { path, size } => (path, size),
         LogSpec::Device { path, .. } => (path, None),
+        LogSpec::DriveMemory { address } => {
+            let directory = address.directory(Path::new(SYSFS));
+            (directory.to_string_lossy().into_owned().into(), None)
+        }
     };
     Ok(Some(MediumPlace { path: path.into_owned(), size, reserves: true }))
 }
@@ -267,6 +272,10 @@ mod tests {
         assert!(new.is_same(&log.unwrap()));
         assert_eq!(place_of_drive("mem:1M").unwrap(), None);
         assert_eq!(place_of_log("mem:1M").unwrap(), None);
+        // A drive's memory is no file, and never the same as one.
+        let memory = place_of_log("pci:00:04.0").unwrap().unwrap();
+        assert!(!memory.would_be_created() && !memory.is_same(&a));
+        assert_eq!(memory.path(), "/sys/bus/pci/devices/0000:00:04.0");
     }
 
     #[test]

@@ -37,6 +37,7 @@ pub mod feature;
 pub mod identify;
 pub mod log_page;
 pub mod pdu;
+pub mod pmr;
 pub mod reservation;
 pub mod status;
 

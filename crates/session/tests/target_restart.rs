@@ -236,7 +236,7 @@ fn an_opened_log_is_reported_with_what_was_found_there() {
         let header = parts.part(0..HEADER_BYTES);
         let mine = parts.clone();
         let split = Box::new(move |range: std::ops::Range<usize>| Ok(mine.part(range)));
-        let place = Place { len: LOG_LEN, kind: LogKind::Dax, boot: BOOT };
+        let place = Place { len: LOG_LEN, kind: LogKind::Dax, boot: BOOT, is_restored: true };
         Volumes::open(header, split, place, accept_lost, [4; 16], crc).unwrap()
     };
     assert_eq!(open(&parts, false).found, Found::Nothing);

@@ -577,6 +577,12 @@ impl Memory for SimMemory {
         });
         Ok(())
     }
+
+    /// No kind of store here has a device behind a bus.
+    fn read_back(&mut self) -> Result<(), RegionError> {
+        self.drain();
+        Ok(())
+    }
 }
 
 /// The drive under a part.

@@ -206,7 +206,7 @@ impl Machine {
         let store = self.store.clone();
         let split: Split<LogPart> = Box::new(move |range| Ok(store.part(range)));
         let kind = self.store.kind().log_kind();
-        let place = Place { len: log_len(volumes), kind, boot: self.boot_id() };
+        let place = Place { len: log_len(volumes), kind, boot: self.boot_id(), is_restored: true };
         let new_uuid = [0xb0 ^ self.incarnation as u8; 16];
         let opened = Volumes::open(header, split, place, given_up, new_uuid, crc32c)
             .map_err(|refused| refused.to_string())?;

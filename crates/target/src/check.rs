@@ -18,7 +18,7 @@ use riopipe_media::{
     properties_once_created, survival_once_created,
 };
 use riopipe_net::Listener;
-use riopipe_order::log_region::opening::{Decision, Place, Refused, decide};
+use riopipe_order::log_region::opening::{Decision, Refused, decide};
 use riopipe_order::log_region::{HEADER_BYTES, OpenError};
 use riopipe_session::drive_identity::{Choice, Origin, distinguish};
 
@@ -26,7 +26,7 @@ use crate::access::access_notes;
 use crate::checked_config::{CheckedConfig, CheckedNamespace, check_config};
 use crate::config::{Config, DEFAULT_DISCOVERY_PORT, DEFAULT_PORT};
 use crate::drive_identity::{IdentityError, ShownIdentity, choose_for, inspect, note};
-use crate::log::check_size;
+use crate::log::{check_size, place};
 use crate::same_media::same_media;
 use crate::secrets;
 
@@ -407,7 +407,7 @@ fn log_content_problem(store: &LogStore, accept_lost_log: bool) -> Option<Proble
         Ok(boot) => boot,
         Err(error) => return Some(Problem::new("log", error, "")),
     };
-    let place = Place { len: store.len(), kind: store.kind(), boot };
+    let place = place(store, boot);
     explain_decision(decide(&header, place, accept_lost_log, riopipe_platform::crc32c))
 }
 

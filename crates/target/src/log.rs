@@ -192,7 +192,7 @@ pub(crate) fn open_volumes(
         let log = Arc::clone(&log);
         move |range| log.part(range).map_err(|error| RegionError::new(error.to_string()))
     });
-    let place = Place { len, kind: log.store.kind(), boot };
+    let place = place(&log.store, boot);
     let opened = Volumes::open(header, split, place, accept_lost, random_id(), crc32c)?;
     let state_text = match opened.found {
         Found::Log { has_volumes: true } => ", with volumes",
@@ -221,6 +221,11 @@ pub(crate) fn open_volumes(
         tracing::error!(log = spec, problem, "a volume is refused");
     }
     Ok((volumes, Some(log)))
+}
+
+/// The place of a log, for the decision about its content.
+pub(crate) fn place(store: &LogStore, boot: [u8; 16]) -> Place {
+    Place { len: store.len(), kind: store.kind(), boot, is_restored: store.is_restored() }
 }
 
 /// Whether a log has the stamp of a clean stop (trap T24).

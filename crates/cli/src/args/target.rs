@@ -187,6 +187,7 @@ Examples:
   rio target serve --drive mem:1G
   rio target serve -a 0.0.0.0 --drive block:/dev/nvme0n1 --log file:/srv/d0.log,size=2M --create
   rio target serve --drive block:/dev/nvme0n1 --log block:/dev/nvme1n1     a small PLP drive
+  rio target serve --drive block:/dev/nvme0n1 --log pci:0000:41:00.0     a drive's memory (PMR)
   rio target serve --drive ssd:flash,size=4G --log mem:2M     a modelled drive
   rio target serve --drive mem:1G --log mem:2M --metrics 127.0.0.1:9420
   rio target serve -c /etc/rio/target.toml -v

@@ -1,4 +1,4 @@
-//! The memory of a mapped log: a mapping of a file, or anonymous memory.
+//! The memory of a mapped log: a mapping of a file or of a drive's memory, or anonymous memory.
 //!
 //! [`MappedMemory`] has the raw effects: loads, stores, and the ways in which stores are made
 //! durable. [`MappedPart`](riopipe_model::log::mapped::MappedPart) decides when each is used.
@@ -11,6 +11,7 @@ use std::sync::atomic::{Ordering, compiler_fence};
 use riopipe_model::log::mapped::{self, Memory};
 use riopipe_order::region::RegionError;
 
+use super::pci::Properties;
 use crate::mapping::Mapping;
 use crate::medium::Medium;
 use crate::persist::Persist;
@@ -24,6 +25,9 @@ pub(super) struct SharedMapping {
     pub(super) mapping: Mapping,
     /// How stores to the mapping are made durable.
     pub(super) persist: Persist,
+    /// The drive whose memory is mapped. A read from the drive makes stores durable, whatever
+    /// `persist` is.
+    pub(super) drive: Option<Properties>,
     /// The medium stays open and locked as long as any part exists. It is dropped after the mapping.
     pub(super) medium: Option<Medium>,
 }
@@ -32,22 +36,30 @@ impl SharedMapping {
     /// Checks that no access to the mapping has failed.
     #[inline]
     pub(super) fn check_access(&self) -> Result<(), RegionError> {
+        if let Some(drive) = &self.drive {
+            return drive.check(&self.mapping).map_err(|fault| drive.region_error(fault));
+        }
         match self.mapping.has_faulted() {
             false => Ok(()),
             true => Err(RegionError::new(FAULT)),
         }
     }
 
+    /// Whether the mapping has a file that it can be written back to.
+    fn has_file(&self) -> bool {
+        self.medium.is_some() && self.drive.is_none()
+    }
+
     /// Writes the whole mapping back to its file, if it has one, and waits.
     pub(super) fn sync(&self) -> std::io::Result<()> {
-        if self.medium.is_some() { self.mapping.sync() } else { Ok(()) }
+        if self.has_file() { self.mapping.sync() } else { Ok(()) }
     }
 
     /// Like [`sync`](Self::sync), but also writes those bytes in `used` whose pages the kernel
     /// takes for clean. After a failed write-back, the kernel takes pages for clean that are not in
     /// the file (trap T24). No other thread may use the mapping.
     pub(super) fn sync_all(&self, used: &[Range<usize>]) -> std::io::Result<()> {
-        if self.medium.is_some() {
+        if self.has_file() {
             for range in used {
                 self.mapping.touch(range.clone());
             }
@@ -75,6 +87,9 @@ impl MappedMemory {
 impl Memory for MappedMemory {
     #[inline]
     fn persist(&self) -> mapped::Persist {
+        if self.shared.drive.is_some() {
+            return mapped::Persist::ReadBack;
+        }
         match self.shared.persist {
             Persist::Stores => mapped::Persist::Stores,
             #[cfg(target_arch = "x86_64")]
@@ -135,5 +150,13 @@ impl Memory for MappedMemory {
 
     fn sync(&mut self) -> Result<(), RegionError> {
         self.shared.sync().map_err(|error| RegionError::new(error.to_string()))
+    }
+
+    #[inline]
+    fn read_back(&mut self) -> Result<(), RegionError> {
+        match &self.shared.drive {
+            Some(drive) => drive.fence(&self.shared.mapping),
+            None => Ok(()),
+        }
     }
 }

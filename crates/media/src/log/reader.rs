@@ -4,25 +4,36 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::path::Path;
 
 use riopipe_order::block_device::BLOCK_BYTES;
 
 use crate::buf::AlignedBuf;
 use crate::error::OpenError;
+use crate::log::pci::ReadMemory;
 use crate::log::spec::LogSpec;
+use crate::pci::SYSFS;
 
 /// A log opened for reading only.
 pub struct LogReader {
-    file: File,
-    path: String,
+    source: Source,
     len: u64,
     is_served: bool,
+}
+
+/// The medium that a log is read from.
+enum Source {
+    /// A file or a block device.
+    File { file: File, path: String },
+    /// The memory of a drive.
+    Memory(ReadMemory),
 }
 
 /// Opens the log that `spec` names for reading only. Options for creating or serving it are
 /// accepted and ignored.
 ///
-/// A server is locked out only for the moment of the check whether one exists.
+/// A server is locked out only for the moment of the check whether one exists. The memory of a drive
+/// (`pci:`) is enabled if it is not, since it has no content to read before.
 pub fn read_log(spec: &str) -> Result<LogReader, OpenError> {
     // The newest content of a mapped log is in the page cache. The content of a device log is on
     // the device.
@@ -32,6 +43,11 @@ pub fn read_log(spec: &str) -> Result<LogReader, OpenError> {
                 path: spec.to_owned(),
                 problem: "a log in memory can't be read from outside of its process".to_owned(),
             });
+        }
+        LogSpec::DriveMemory { address } => {
+            let memory = ReadMemory::open(Path::new(SYSFS), &address)?;
+            let (len, is_served) = (memory.len() as u64, memory.is_served);
+            return Ok(LogReader { source: Source::Memory(memory), len, is_served });
         }
         LogSpec::Mapped { path, .. } => (path, false),
         LogSpec::Device { path, .. } | LogSpec::Blocks { path, .. } => (path, true),
@@ -55,16 +71,21 @@ pub fn read_log(spec: &str) -> Result<LogReader, OpenError> {
         return Err(OpenError::Kind { path: path.to_owned(), problem });
     }
     let len = io::Seek::seek(&mut &file, io::SeekFrom::End(0)).map_err(os("find its size"))?;
-    let is_served = match file.try_lock_shared() {
-        Ok(()) => {
-            file.unlock().map_err(os("unlock it"))?;
-            false
-        }
-        Err(TryLockError::WouldBlock) => true,
+    let is_served = is_locked(&file).map_err(os("unlock it"))?;
+    Ok(LogReader { source: Source::File { file, path: path.to_owned() }, len, is_served })
+}
+
+/// Whether a process has the file locked.
+///
+/// # Errors
+/// The lock of the check can't be released.
+pub(super) fn is_locked(file: &File) -> io::Result<bool> {
+    match file.try_lock_shared() {
+        Ok(()) => file.unlock().map(|()| false),
+        Err(TryLockError::WouldBlock) => Ok(true),
         // The file can be read even so.
-        Err(TryLockError::Error(_)) => false,
-    };
-    Ok(LogReader { file, path: path.to_owned(), len, is_served })
+        Err(TryLockError::Error(_)) => Ok(false),
+    }
 }
 
 impl LogReader {
@@ -88,23 +109,37 @@ impl LogReader {
         let blocks_start = start / block * block;
         let blocks_end = end.next_multiple_of(block);
         let mut blocks = AlignedBuf::zeroed((blocks_end - blocks_start) as usize);
-        let mut read_len = 0;
-        while blocks_start + (read_len as u64) < end {
-            match self.file.read_at(&mut blocks[read_len..], blocks_start + read_len as u64) {
-                // The file was truncated since it was opened: the rest reads as zeroes.
-                Ok(0) => break,
-                Ok(count) => read_len += count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(source) => {
-                    return Err(OpenError::Os {
-                        path: self.path.clone(),
-                        doing: "read it",
-                        source,
-                    });
-                }
+        match &self.source {
+            // It consists of whole blocks.
+            Source::Memory(memory) => memory.read(blocks_start as usize, &mut blocks)?,
+            Source::File { file, path } => {
+                read_file(file, path, blocks_start, (end - blocks_start) as usize, &mut blocks)?;
             }
         }
         let offset = (start - blocks_start) as usize;
         Ok(blocks[offset..offset + (end - start) as usize].to_vec())
     }
+}
+
+/// Reads the first `len` bytes of `blocks` at `offset` of a file. What the file lacks, because it was
+/// truncated since it was opened, stays zero.
+fn read_file(
+    file: &File,
+    path: &str,
+    offset: u64,
+    len: usize,
+    blocks: &mut [u8],
+) -> Result<(), OpenError> {
+    let mut read_len = 0;
+    while read_len < len {
+        match file.read_at(&mut blocks[read_len..], offset + read_len as u64) {
+            Ok(0) => break,
+            Ok(count) => read_len += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(source) => {
+                return Err(OpenError::Os { path: path.to_owned(), doing: "read it", source });
+            }
+        }
+    }
+    Ok(())
 }

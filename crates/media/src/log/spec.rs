@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use crate::error::OpenError;
+use crate::pci::PciAddress;
 use crate::spec::Spec;
 
 /// The kinds of log and their options, as shown with every error in a specification.
@@ -16,6 +17,9 @@ pub const LOG_HELP: &str = "logs are:
       flushed with every fence; plp: it has it although it reports a volatile cache
   block:PATH[,size=SIZE]
       the same in a file, to try it out: each fence waits for the file system
+  pci:ADDRESS
+      the memory of an NVMe drive (its Persistent Memory Region) by the drive's PCI address, such as
+      0000:41:00.0: survives the power
   mem:SIZE
       this process's memory, gone with it
 sizes are whole numbers of 4096-byte blocks, written like 2M; a comma in a path is written twice";
@@ -30,6 +34,8 @@ pub(crate) enum LogSpec<'a> {
     Device { path: Cow<'a, str>, plp: bool },
     /// `block:` in a file.
     Blocks { path: Cow<'a, str>, size: Option<u64> },
+    /// `pci:`
+    DriveMemory { address: PciAddress },
 }
 
 impl<'a> LogSpec<'a> {
@@ -48,6 +54,17 @@ impl<'a> LogSpec<'a> {
                 Ok(Self::Mapped { path, size, dax: kind == "dax" })
             }
             "block" => Self::finish_block(spec),
+            "pci" => {
+                if spec.size("size")?.is_some() {
+                    return Err(
+                        spec.error("size= is for a file: a drive's memory is used as a whole")
+                    );
+                }
+                let address =
+                    PciAddress::parse(&spec.what).map_err(|problem| spec.error(problem))?;
+                spec.finish()?;
+                Ok(Self::DriveMemory { address })
+            }
             kind => Err(spec.error(format!("unknown kind of log {kind:?}"))),
         }
     }

@@ -251,6 +251,25 @@ fn only_persistent_memory_survives_the_power() {
 }
 
 #[test]
+fn a_drive_s_memory_is_named_by_its_address_and_nothing_else() {
+    for (spec, parts) in [
+        ("pci:nvme0", &["\"nvme0\" is no PCI address", "lspci", "pci:ADDRESS"][..]),
+        ("pci:", &["is no PCI address"]),
+        ("pci:00:04.0,size=1M", &["used as a whole"]),
+        ("pci:00:04.0,plp", &["unknown option \"plp\""]),
+        ("pci:ffff:ff:1f.7", &["/sys/bus/pci/devices/ffff:ff:1f.7", "no such PCI device"]),
+    ] {
+        for error in [open_log(spec).err(), read_log(spec).err()] {
+            let error = error.unwrap().to_string();
+            for part in parts {
+                assert!(error.contains(part), "{spec}: {part:?} in {error:?}");
+            }
+        }
+    }
+    assert_eq!(survival_once_created("pci:00:04.0").unwrap(), None, "nothing is created");
+}
+
+#[test]
 fn boots_have_names() {
     let id = boot_id().unwrap();
     assert_eq!(id, boot_id().unwrap());

@@ -7,6 +7,7 @@
 //! | [`Persist::Stores`] | stores the word | orders later stores after it |
 //! | [`Persist::Lines`] | also begins to write its cache line back | waits for these lines |
 //! | [`Persist::Sync`] | stores the word | writes the whole file back |
+//! | [`Persist::ReadBack`] | posts the word to a device | reads from the device, which then has all of them |
 
 use core::ops::Range;
 
@@ -23,6 +24,9 @@ pub enum Persist {
     Lines,
     /// The whole file is written back: for CPUs without a known instruction for cache lines.
     Sync,
+    /// The memory is a device's, behind its bus. No cache of the CPU has stores to it, but the bus and the
+    /// device may. A read from the device waits for them.
+    ReadBack,
 }
 
 /// Mapped memory. It only carries out effects, and decides nothing. Offsets are in bytes, and are
@@ -80,6 +84,14 @@ pub trait Memory {
     /// # Errors
     /// The disk could not write it.
     fn sync(&mut self) -> Result<(), RegionError>;
+
+    /// Reads from the device in the way that makes all earlier stores durable, and checks that the device
+    /// has accepted them, as [`check`](Self::check) does. Only memory with [`Persist::ReadBack`] has a
+    /// device.
+    ///
+    /// # Errors
+    /// The device may have lost stores.
+    fn read_back(&mut self) -> Result<(), RegionError>;
 }
 
 /// The words in `bytes`, little endian.
@@ -107,6 +119,7 @@ pub fn make_content_durable<M: Memory>(memory: &mut M) -> Result<(), RegionError
             Ok(())
         }
         Persist::Sync => memory.sync(),
+        Persist::ReadBack => memory.read_back(),
     }
 }
 
@@ -181,6 +194,8 @@ impl<M: Memory> Region for MappedPart<M> {
             Persist::Stores => self.memory.order_stores(),
             Persist::Lines => self.memory.drain(),
             Persist::Sync => self.memory.sync()?,
+            // It contains the check.
+            Persist::ReadBack => return self.memory.read_back(),
         }
         self.memory.check()
     }
@@ -189,7 +204,11 @@ impl<M: Memory> Region for MappedPart<M> {
     /// because nearly nothing else of the file is dirty at such a time.
     fn write_back(&mut self) -> Result<(), RegionError> {
         self.fence()?;
-        self.memory.sync()
+        match self.memory.persist() {
+            // There is no file, and the device has everything.
+            Persist::ReadBack => Ok(()),
+            Persist::Stores | Persist::Lines | Persist::Sync => self.memory.sync(),
+        }
     }
 }
 
@@ -211,13 +230,22 @@ mod tests {
         begun: Vec<usize>,
         ordered: u32,
         sync_fails: bool,
+        read_backs: u32,
     }
 
     impl Fake {
         fn new(persist: Persist) -> Self {
             let words = vec![0; WORDS];
             let durable = words.clone();
-            Self { persist, words, durable, begun: Vec::new(), ordered: 0, sync_fails: false }
+            Self {
+                persist,
+                words,
+                durable,
+                begun: Vec::new(),
+                ordered: 0,
+                sync_fails: false,
+                read_backs: 0,
+            }
         }
     }
 
@@ -260,11 +288,16 @@ mod tests {
             self.durable.clone_from(&self.words);
             Ok(())
         }
+
+        fn read_back(&mut self) -> Result<(), RegionError> {
+            self.read_backs += 1;
+            self.sync()
+        }
     }
 
     #[test]
     fn a_fence_makes_all_stores_durable_and_none_is_before() {
-        for persist in [Persist::Lines, Persist::Sync] {
+        for persist in [Persist::Lines, Persist::Sync, Persist::ReadBack] {
             let mut part = MappedPart::new(Fake::new(persist));
             part.write(56, &[7; 24]);
             part.write_word(504, 9);
@@ -292,8 +325,23 @@ mod tests {
     }
 
     #[test]
+    fn a_device_is_read_back_by_each_fence_and_its_failure_is_the_fence_s() {
+        let mut part = MappedPart::new(Fake::new(Persist::ReadBack));
+        part.write(0, &[1; 128]);
+        part.write_word(128, 2);
+        assert_eq!(part.memory.read_backs, 0, "a store alone does not wait for the bus");
+        part.fence().unwrap();
+        assert_eq!(part.memory.read_backs, 1);
+        part.write_back().unwrap();
+        assert_eq!(part.memory.read_backs, 2, "nothing but a fence");
+        assert!(part.memory.begun.is_empty(), "no cache has its lines");
+        part.memory.sync_fails = true;
+        assert!(part.fence().is_err() && part.write_back().is_err());
+    }
+
+    #[test]
     fn content_is_made_durable_on_opening() {
-        for persist in [Persist::Lines, Persist::Sync, Persist::Stores] {
+        for persist in [Persist::Lines, Persist::Sync, Persist::ReadBack, Persist::Stores] {
             let mut memory = Fake::new(persist);
             // An earlier process has stored the word, and died before its fence.
             memory.words[5] = 1;

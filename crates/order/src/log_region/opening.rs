@@ -15,6 +15,10 @@ pub struct Place {
     pub kind: LogKind,
     /// The running system's boot.
     pub boot: [u8; 16],
+    /// Whether the place has the content that its last fence made durable. A drive can report that
+    /// it could not restore its memory after a power cut: the content may then be an older one, or a
+    /// mixture, and no checksum shows it (trap T24).
+    pub is_restored: bool,
 }
 
 /// The decision about the content of the place.
@@ -55,6 +59,13 @@ pub enum Refused {
     /// The region was made on a medium of another kind, and it has volumes.
     #[error(transparent)]
     Kind(#[from] OtherKind),
+    /// The medium may not have the content that it had before the last power cut (trap T24).
+    #[error(
+        "the medium reports that it may not have restored its content after a power cut or a reset: \
+         the log may be an older one, or a mixture. Give it up (accept_lost_log) before the drive is \
+         reset or switched off, which ends the report, not its cause"
+    )]
+    NotRestored,
 }
 
 /// A log region that was made on a medium of another kind than the one it is opened on.
@@ -115,7 +126,16 @@ pub fn decide<R: Region>(
         return Err(Refused::TooSmall { have: place.len, need });
     }
     match inspect(header, place.len, place.boot, crc) {
+        // Nothing was there, or nothing of it is left. A volume whose label names a log that is not
+        // here is refused (trap T19).
         Class::Blank => Ok(Decision::Create),
+        // Any log in such a place is given up or refused, even if it is readable.
+        Class::Ours(found) | Class::StaleBoot(found) if !place.is_restored => {
+            if accept_lost || found.volumes.is_empty() {
+                return Ok(Decision::GiveUp(Some(found)));
+            }
+            Err(Refused::NotRestored)
+        }
         Class::StaleBoot(found) if accept_lost => Ok(Decision::GiveUp(Some(found))),
         Class::Damaged { .. } if accept_lost => Ok(Decision::GiveUp(None)),
         Class::Ours(found) | Class::StaleBoot(found) if found.kind != place.kind => {
@@ -153,7 +173,7 @@ mod tests {
     const LEN: usize = 1 << 20;
 
     fn place(kind: LogKind, boot: u8) -> Place {
-        Place { len: LEN, kind, boot: [boot; 16] }
+        Place { len: LEN, kind, boot: [boot; 16], is_restored: true }
     }
 
     /// A region of this kind, last served in boot 1, with a volume or without.
@@ -223,8 +243,26 @@ mod tests {
     }
 
     #[test]
+    fn t24_a_log_on_a_medium_that_was_not_restored_is_refused_or_given_up() {
+        let lost = Place { is_restored: false, ..place(LogKind::Pci, 2) };
+        let pci = made(LogKind::Pci, true);
+        assert_eq!(decided(&pci, place(LogKind::Pci, 2), false), Ok("open"));
+        assert_eq!(decided(&pci, lost, false), Err(Refused::NotRestored));
+        assert_eq!(decided(&pci, lost, true), Ok("give up a known one"));
+        // Without a volume nothing can be lost. On what is no log nothing changes.
+        let given_up = Ok("give up a known one");
+        assert_eq!(decided(&made(LogKind::Pci, false), lost, false), given_up);
+        assert_eq!(decided(&MemRegion::new(HEADER_BYTES), lost, false), Ok("create"));
+        let mut torn = pci.clone();
+        torn.bytes_mut()[100] ^= 1;
+        torn.bytes_mut()[4096 + 100] ^= 1;
+        assert!(matches!(decided(&torn, lost, false), Err(Refused::Region(_))));
+        assert_eq!(decided(&torn, lost, true), Ok("give up"));
+    }
+
+    #[test]
     fn a_place_without_space_is_refused_with_the_size_it_needs() {
-        let small = Place { len: 4096, kind: LogKind::File, boot: [1; 16] };
+        let small = Place { len: 4096, ..place(LogKind::File, 1) };
         let need = HEADER_BYTES + PARTITION_ALIGN;
         let too_small = Err(Refused::TooSmall { have: 4096, need });
         assert_eq!(decided(&MemRegion::new(4096), small, true), too_small);

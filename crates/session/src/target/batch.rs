@@ -10,6 +10,7 @@
 //! set all persist words → one fence → send the completions
 //! ```
 
+use alloc::format;
 use core::mem;
 
 use riopipe_nvme::command::Status;
@@ -17,6 +18,7 @@ use riopipe_order::attribute::{Flags, Kind};
 use riopipe_order::block_device::{self, BlockDevice, IoError, Submitted};
 use riopipe_order::gate::{Cause, Step, Ticket};
 use riopipe_order::probe::{self, Plant, Rare};
+use riopipe_order::region::RegionError;
 
 use super::commands::{Command, DataState, Stage};
 use super::context::Context;
@@ -71,10 +73,10 @@ impl<E: TargetEnv> OrderedQueue<E> {
         let must_fence = persisted_count > 0
             && !probe::is_bug_planted(Plant::T7AnswerBeforeFence)
             && !(is_shared && probe::is_bug_planted(Plant::T7BatchBeforeFence));
-        if must_fence && self.log.fence().is_err() {
+        if must_fence && let Err(error) = self.log.fence() {
             probe::count_rare(Rare::LogFailed);
             self.gate.on_fence_failed(&mut context.commands, &mut self.to_answer);
-            context.report_problem("the ordering log failed; its stream is stopped", env);
+            report_log_failure(context, &error, env);
         }
     }
 
@@ -102,10 +104,10 @@ impl<E: TargetEnv> OrderedQueue<E> {
         while self.has_unfenced_appends || !self.gate_steps.is_empty() {
             let must_fence = mem::take(&mut self.has_unfenced_appends)
                 && !probe::is_bug_planted(Plant::T7WriteBeforeFence);
-            if must_fence && self.log.fence().is_err() {
+            if must_fence && let Err(error) = self.log.fence() {
                 probe::count_rare(Rare::LogFailed);
                 self.gate.on_fence_failed(&mut context.commands, &mut self.gate_steps);
-                context.report_problem("the ordering log failed; its stream is stopped", env);
+                report_log_failure(context, &error, env);
             }
             if self.tracer.is_logging() {
                 self.tracer.on_logged(&self.gate_steps, env.instant());
@@ -369,4 +371,11 @@ impl<E: TargetEnv> OrderedQueue<E> {
         let ticket = Ticket(u32::from(index));
         self.gate.on_flush_done(&mut context.commands, ticket, has_succeeded, &mut self.gate_steps);
     }
+}
+
+/// Reports to the operator that a fence has failed, and with it the stream.
+#[cold]
+fn report_log_failure<E: TargetEnv>(context: &Context<E>, error: &RegionError, env: &mut E) {
+    let why = format!("the ordering log failed, and its stream is stopped: {error}");
+    context.report_problem(&why, env);
 }

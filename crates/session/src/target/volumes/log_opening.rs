@@ -53,7 +53,7 @@ impl<R: Region> Volumes<R> {
         new_uuid: [u8; 16],
         crc: Crc32c,
     ) -> Result<Opened<R>, Refused> {
-        let Place { len, kind, boot } = place;
+        let Place { len, kind, boot, .. } = place;
         let create = |header| LogRegion::create(header, len, new_uuid, boot, kind, crc);
         let (region, found, given_up) = match decide(&header, place, accept_lost, crc)? {
             Decision::Open => {
