@@ -10,6 +10,7 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    time::Duration,
 };
 
 use crate::{
@@ -118,6 +119,75 @@ fn signs_of_life_come_as_long_as_the_reactors_run() {
     let (child, _) = served(child);
     for _ in 0..3 {
         assert_eq!(manager.next_with("WATCHDOG=1"), "WATCHDOG=1\n");
+    }
+    signal(&child, "-TERM");
+    assert_eq!(finish(child).code, 0);
+}
+
+/// A thread of another process that is stopped, as one that hangs, until this is dropped.
+struct StoppedThread(libc::pid_t);
+
+impl StoppedThread {
+    /// Stops the thread. `None` if this system lets no process do that.
+    fn new(thread: libc::pid_t) -> Option<Self> {
+        let none = std::ptr::null_mut::<libc::c_void>();
+        // SAFETY: the requests take no memory of this process. The kernel checks the thread.
+        let seized = unsafe {
+            libc::ptrace(libc::PTRACE_SEIZE, thread, none, none) == 0
+                && libc::ptrace(libc::PTRACE_INTERRUPT, thread, none, none) == 0
+        };
+        if !seized {
+            eprintln!("not tested: {}", std::io::Error::last_os_error());
+            return None;
+        }
+        let mut status = 0;
+        // SAFETY: `status` has the place for the result.
+        assert_eq!(unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL) }, thread);
+        Some(Self(thread))
+    }
+}
+
+impl Drop for StoppedThread {
+    fn drop(&mut self) {
+        let none = std::ptr::null_mut::<libc::c_void>();
+        // SAFETY: the thread is stopped by this one, and the request takes no memory.
+        unsafe { libc::ptrace(libc::PTRACE_DETACH, self.0, none, none) };
+    }
+}
+
+/// The threads of a process that have this name.
+fn threads(process: u32, name: &str) -> Vec<libc::pid_t> {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    let tasks = tasks.map(|task| task.unwrap().path());
+    let named =
+        tasks.filter(|task| std::fs::read_to_string(task.join("comm")).unwrap().trim() == name);
+    named.map(|task| task.file_name().unwrap().to_str().unwrap().parse().unwrap()).collect()
+}
+
+#[test]
+fn a_reactor_that_hangs_ends_the_signs_of_life() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("notify");
+    let manager = Manager::at(&path);
+    let words = ["--drive", "mem:16M", "--reactors", "2"];
+    // A sign is due each 25 ms.
+    let child = start(folder.path(), path.as_os_str(), Some("100000"), &words);
+    let (child, _) = served(child);
+    manager.next_with("WATCHDOG=1");
+    let reactors = threads(child.id(), "reactor-1");
+    assert_eq!(reactors.len(), 1);
+    if let Some(stopped) = StoppedThread::new(reactors[0]) {
+        // Signs for answers from before are on their way.
+        std::thread::sleep(Duration::from_millis(200));
+        manager.rest();
+        std::thread::sleep(Duration::from_secs(1));
+        let later = manager.rest();
+        // At most one more, if this machine did not let the target run before.
+        let signs = later.iter().filter(|message| *message == "WATCHDOG=1\n").count();
+        assert!(signs <= 1, "{later:?}");
+        drop(stopped);
+        manager.0.set_nonblocking(false).unwrap();
+        manager.next_with("WATCHDOG=1");
     }
     signal(&child, "-TERM");
     assert_eq!(finish(child).code, 0);

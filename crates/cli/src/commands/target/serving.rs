@@ -1,6 +1,6 @@
 //! A target while it serves: signals, the control socket, and the service manager.
 
-use std::{path::PathBuf, thread};
+use std::{path::PathBuf, thread, time::Instant};
 
 use riopipe_target::{ReloadOptions, Running};
 
@@ -44,7 +44,7 @@ impl Service<'_> {
     /// Serves until the target is to end.
     pub(super) fn run(&mut self, running: &mut Running) -> End {
         self.manager.is_ready(&status(running));
-        let mut watchdog = self.manager.watchdog().map(Watchdog::new);
+        let mut watchdog = self.manager.watchdog().map(|time| Watchdog::new(time, Instant::now()));
         let end = loop {
             match self.signals.received() {
                 Some(Received::Stop(signal)) => break End::Signal(signal),
@@ -66,7 +66,7 @@ impl Service<'_> {
             };
             self.manager.status(&state);
             if let Some(watchdog) = &mut watchdog
-                && watchdog.sees_life(running)
+                && watchdog.sees_life(running, Instant::now())
             {
                 self.manager.is_alive();
             }
