@@ -19,7 +19,12 @@ pub(crate) fn main(args: &[String]) {
     let (folder, groups) = (Path::new(&args[0]), args[1].parse().unwrap());
     let members: Vec<_> = args[2..].iter().map(|m| m.parse().unwrap()).collect();
     let options = OpenOptions {
-        connect: ConnectOptions { loss_timeout: Duration::from_secs(60), ..Default::default() },
+        // A busy machine, or an emulated one, may take long to answer.
+        connect: ConnectOptions {
+            timeout: Duration::from_secs(60),
+            loss_timeout: Duration::from_secs(60),
+            ..Default::default()
+        },
         // An owner that was killed never released the volume (T8).
         take_over: true,
         ..OpenOptions::default()
