@@ -49,6 +49,7 @@ impl NvmeTarget {
                 nsid: Some(1),
                 nguid: Some(id.replace('-', "")),
                 uuid: Some(id),
+                ..NamespaceOptions::default()
             }],
             hosts: options.hosts.clone(),
             reactors: Some(options.reactors.unwrap_or((cores / 2).clamp(1, 4))),

@@ -181,6 +181,7 @@ pub(crate) fn start_failure(error: &StartError) -> Failure {
         StartError::Config(_) => failure(Code::Usage)
             .hint("`rio target serve --help` shows what is needed; `rio target check` shows more"),
         StartError::NamespaceId(_)
+        | StartError::LbaSize { .. }
         | StartError::Drive { source: OpenError::Spec { .. }, .. }
         | StartError::Log { source: LogOpenError::Store(OpenError::Spec { .. }), .. } => {
             failure(Code::Usage)

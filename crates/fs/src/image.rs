@@ -327,6 +327,7 @@ impl Service {
                 nsid: Some(1),
                 uuid: Some(superblock.uuid_text()),
                 nguid: Some(superblock.uuid_text().replace('-', "")),
+                lba_size: None,
             }],
             log: Some(format!("{}{log_size}", spec_of(&files.log))),
             accept_lost_log: options.accept_lost_log,

@@ -350,6 +350,13 @@ impl Sqe {
         u32::from(u16_at(&self.0, 48)) + 1
     }
 
+    /// Sets the first block of a block command, and the number of its blocks, 1 to 65536.
+    pub fn set_blocks(&mut self, lba: u64, blocks: u32) {
+        debug_assert!((1..=65536).contains(&blocks));
+        put_u64(&mut self.0, 40, lba);
+        put_u16(&mut self.0, 48, blocks.wrapping_sub(1) as u16);
+    }
+
     /// Force unit access, dword 12 bit 30: the blocks are durable on completion.
     #[must_use]
     #[inline]

@@ -344,6 +344,11 @@ pub struct Namespace {
     pub nawupf: u16,
     /// Byte 38: blocks of the largest Compare and Write, less one.
     pub nacwu: u16,
+    /// Byte 40: no write within so many blocks, less one, is torn in normal operation; a longer one
+    /// that crosses their boundary may be. 0: there is no such boundary.
+    pub nabsn: u16,
+    /// Byte 44: the same across a power failure.
+    pub nabspf: u16,
     /// Byte 64: preferred write granularity in blocks, less one.
     pub npwg: u16,
     /// Byte 66: preferred write alignment in blocks, less one.
@@ -403,6 +408,9 @@ impl Namespace {
         put_u16(&mut bytes, 34, self.nawun);
         put_u16(&mut bytes, 36, self.nawupf);
         put_u16(&mut bytes, 38, self.nacwu);
+        put_u16(&mut bytes, 40, self.nabsn);
+        // NABO (42) is zero: the boundaries begin with block 0.
+        put_u16(&mut bytes, 44, self.nabspf);
         put_u16(&mut bytes, 64, self.npwg);
         put_u16(&mut bytes, 66, self.npwa);
         put_u16(&mut bytes, 68, self.npdg);
@@ -439,6 +447,8 @@ impl Namespace {
             nawun: u16_at(bytes, 34),
             nawupf: u16_at(bytes, 36),
             nacwu: u16_at(bytes, 38),
+            nabsn: u16_at(bytes, 40),
+            nabspf: u16_at(bytes, 44),
             npwg: u16_at(bytes, 64),
             npwa: u16_at(bytes, 66),
             npdg: u16_at(bytes, 68),

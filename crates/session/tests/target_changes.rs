@@ -26,6 +26,7 @@ fn config(nsid: u32, id: u8) -> NamespaceConfig {
     NamespaceConfig {
         nsid,
         blocks: BLOCKS,
+        lba_size: Default::default(),
         nguid: [id; 16],
         uuid: [id; 16],
         volatile: false,

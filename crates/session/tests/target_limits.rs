@@ -17,6 +17,7 @@ fn large() -> (World, usize, usize) {
     let config = NamespaceConfig {
         nsid: 1,
         blocks: LARGE,
+        lba_size: Default::default(),
         nguid: [1; 16],
         uuid: [1; 16],
         volatile: false,

@@ -18,6 +18,7 @@ fn with_namespaces(ids: &[u32]) -> World {
     let configs = ids.iter().map(|nsid| NamespaceConfig {
         nsid: *nsid,
         blocks: BLOCKS,
+        lba_size: Default::default(),
         nguid: [*nsid as u8; 16],
         uuid: [0x10 + *nsid as u8; 16],
         volatile: false,

@@ -75,6 +75,7 @@ fn warm(is_ordered: bool) -> (Sink, Link) {
     let ns = NamespaceConfig {
         nsid: 1,
         blocks: 10_000,
+        lba_size: Default::default(),
         nguid: [0; 16],
         uuid: [1; 16],
         volatile: false,

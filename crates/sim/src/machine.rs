@@ -218,6 +218,7 @@ impl Machine {
         let drives = self.env.drives.iter().zip(1..).map(|(drive, nsid)| NamespaceConfig {
             nsid,
             blocks: u64::from(self.spec.blocks),
+            lba_size: Default::default(),
             nguid: nguid(self.index, nsid as usize - 1),
             uuid: [0x80 + 16 * self.index as u8 + nsid as u8; 16],
             volatile: !drive.spec().plp,

@@ -107,6 +107,7 @@ fn target() -> Sink {
     let drive = NamespaceConfig {
         nsid: 1,
         blocks: BLOCKS,
+        lba_size: Default::default(),
         nguid: [0; 16],
         uuid: [1; 16],
         volatile: false,

@@ -26,6 +26,7 @@ use crate::access::access_notes;
 use crate::checked_config::{CheckedConfig, CheckedNamespace, check_config};
 use crate::config::{Config, DEFAULT_DISCOVERY_PORT, DEFAULT_PORT};
 use crate::drive_identity::{IdentityError, ShownIdentity, choose_for, inspect, note};
+use crate::lba_size::check_lba_size;
 use crate::log::{check_size, place};
 use crate::same_media::same_media;
 use crate::secrets;
@@ -288,8 +289,14 @@ fn check_identity(
     drive: &dyn Drive,
     report: &mut Report,
 ) -> Option<Choice> {
-    match inspect(drive, namespace.id).and_then(|known| choose_for(&known, namespace)) {
-        Ok(choice) => {
+    let known = inspect(drive, namespace.id);
+    let checked = known.and_then(|known| Ok((choose_for(&known, namespace)?, known)));
+    match checked {
+        Ok((choice, known)) => {
+            let member = known.member(choice.id, namespace.nsid);
+            if let Err(error) = check_lba_size(namespace, drive, member.map(|m| m.volume)) {
+                report.problems.push(Problem::new(place, error, ""));
+            }
             if let Some(note) = note(drive, choice.origin) {
                 report.notes.push(Problem::new(place, note, ""));
             }

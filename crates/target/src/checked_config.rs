@@ -7,8 +7,8 @@ use riopipe_metrics::{AddressError, TARGET_PORT, check_address};
 use riopipe_net::{HostPort, allowed_cores};
 use riopipe_nvme::fabrics::check_nqn;
 use riopipe_session::drive_identity::DriveId;
-use riopipe_session::target::NSID_MAX;
 use riopipe_session::target::limits::IO_QUEUES_MAX;
+use riopipe_session::target::{LbaSize, NSID_MAX};
 use uuid::Uuid;
 
 use crate::check::Problem;
@@ -45,6 +45,8 @@ pub(crate) struct CheckedNamespace {
     pub(crate) has_uuid: bool,
     /// Whether the configuration gives the NGUID.
     pub(crate) has_nguid: bool,
+    /// The size of the logical blocks that hosts see.
+    pub(crate) lba_size: LbaSize,
 }
 
 impl CheckedNamespace {
@@ -65,6 +67,7 @@ impl CheckedConfig {
                 id: DriveId { nguid: [0; 16], uuid: [0; 16] },
                 has_uuid: false,
                 has_nguid: false,
+                lba_size: LbaSize::default(),
             });
         Self {
             subnqn: config.subnqn.clone().unwrap_or_default(),
@@ -233,9 +236,20 @@ impl ConfigChecker<'_> {
                 id: DriveId { nguid, uuid: *uuid.as_bytes() },
                 has_uuid: namespace.uuid.is_some(),
                 has_nguid: namespace.nguid.is_some(),
+                lba_size: self.check_lba_size(&place, namespace),
             });
         }
         checked
+    }
+
+    /// Checks the size of a namespace's logical blocks; returns it, or the default.
+    fn check_lba_size(&mut self, place: &str, namespace: &NamespaceOptions) -> LbaSize {
+        let Some(bytes) = namespace.lba_size else { return LbaSize::default() };
+        LbaSize::from_bytes(bytes).unwrap_or_else(|| {
+            let advice = "give 4096, or 512 for hosts that need that";
+            self.report(place, format!("lba_size {bytes}"), advice);
+            LbaSize::default()
+        })
     }
 
     /// Checks the UUID of a namespace; returns it, or the default.

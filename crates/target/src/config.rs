@@ -108,6 +108,9 @@ pub struct NamespaceOptions {
     /// NGUID, 32 hexadecimal digits; if absent, made from a given UUID, else the drive's own.
     #[serde(default)]
     pub nguid: Option<String>,
+    /// Bytes of a logical block: 4096, or 512 for plain hosts that need that; 4096 if absent.
+    #[serde(default)]
+    pub lba_size: Option<u32>,
 }
 
 /// Port of an address to listen on that has none: the one that IANA has registered for NVMe-oF.
@@ -224,10 +227,12 @@ mod tests {
             nsid = 7
             drive = "block:/dev/nvme0n1"
             uuid = "01234567-89ab-cdef-0123-456789abcdef"
+            lba_size = 512
             "#,
         )
         .unwrap();
         assert_eq!(config.namespaces[1].nsid, Some(7));
+        assert_eq!(config.namespaces[1].lba_size, Some(512));
         assert_eq!(config.spin_us, Some(50));
         assert!(config.create && !Config::default().create);
         assert!(config.require_header_digest && !config.require_data_digest);

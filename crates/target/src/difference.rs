@@ -135,6 +135,9 @@ fn change_of(namespace: &CheckedNamespace, served: &[CheckedNamespace]) -> Resul
         } else if !same.has_identity_of(namespace) {
             let what = "its uuid or nguid would change";
             Err(Problem::new(place, what, "restart the target, or remove it and add it again"))
+        } else if same.lba_size != namespace.lba_size {
+            let what = "its lba_size would change";
+            Err(Problem::new(place, what, "restart the target, or remove it and add it again"))
         } else {
             Ok(false)
         };
@@ -324,6 +327,10 @@ mod tests {
         let problems = of(&old, &named(uuid)).unwrap_err();
         assert!(problems[0].what.contains("uuid"), "{problems:?}");
         assert!(of(&named(uuid), &named(uuid)).unwrap().is_empty());
+        let mut small = two();
+        small.namespaces[0].lba_size = Some(512);
+        let problems = of(&old, &small).unwrap_err();
+        assert!(problems[0].what.contains("lba_size"), "{problems:?}");
     }
 
     /// Without an nsid the third drive of three would move when the second one goes.

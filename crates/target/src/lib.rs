@@ -28,6 +28,7 @@ mod exposition;
 mod heartbeat;
 mod hosts;
 mod identity;
+mod lba_size;
 mod load;
 mod log;
 mod log_fill;
@@ -51,6 +52,7 @@ pub use config::{
 };
 pub use difference::{Difference, ServedDrive};
 pub use drive_identity::{IdentityError, ShownIdentity, drive_identity};
+pub use lba_size::LbaSizeError;
 pub use load::LoadError;
 pub use log::LogOpenError;
 pub use log_fill::{LogStat, LogVolumeStat};

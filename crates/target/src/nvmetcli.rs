@@ -228,6 +228,7 @@ pub(crate) fn parse(text: &str) -> Result<Config, JsonError> {
         nsid: Some(nsid),
         uuid: present_id(device.uuid),
         nguid: present_id(device.nguid),
+        lba_size: None,
     });
     let defaults = Config::default();
     Ok(Config {

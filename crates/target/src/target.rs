@@ -42,6 +42,7 @@ use crate::drive_counters::DriveCounters;
 use crate::drive_identity::{IdentityError, ShownIdentity, identify};
 use crate::exponents::Exponents;
 use crate::heartbeat::Heartbeat;
+use crate::lba_size::{LbaSizeError, check_lba_size};
 use crate::log::{Log, LogOpenError, check_size, end_unused_service, open_volumes};
 use crate::mail::Mailboxes;
 use crate::queue_requests::{QueueRequests, RequestReceiver};
@@ -79,6 +80,14 @@ pub enum StartError {
         nsid: u32,
         /// The reason.
         source: IdentityError,
+    },
+    /// A drive can't have logical blocks of the size that the configuration wants.
+    #[error("namespace {nsid}: {source}")]
+    LbaSize {
+        /// The namespace identifier.
+        nsid: u32,
+        /// The reason.
+        source: LbaSizeError,
     },
     /// A file does not exist, and the configuration does not have it created.
     #[error(
@@ -407,15 +416,19 @@ fn open_drives(
         identify(&drives).map_err(|(nsid, source)| StartError::Identity { nsid, source })?;
     for ((namespace, drive), (choice, known)) in drives.into_iter().zip(&identified) {
         let geometry = drive.geometry();
+        let member = known.member(choice.id, namespace.nsid);
+        check_lba_size(namespace, drive, member.map(|member| member.volume))
+            .map_err(|source| StartError::LbaSize { nsid: namespace.nsid, source })?;
         opened.namespaces.push(NamespaceConfig {
             nsid: namespace.nsid,
             blocks: geometry.blocks,
+            lba_size: namespace.lba_size,
             nguid: choice.id.nguid,
             uuid: choice.id.uuid,
             volatile: geometry.volatile_cache,
             order: drive.order(),
         });
-        opened.members.extend(known.member(choice.id, namespace.nsid));
+        opened.members.extend(member);
         opened.identities.push(choice.into());
     }
     Ok(opened)

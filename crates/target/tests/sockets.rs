@@ -278,6 +278,51 @@ fn compare_and_write_is_atomic_across_reactors() {
     }
 }
 
+/// Connections on several reactors write logical blocks of 512 bytes that share a block of the drive.
+#[test]
+fn small_blocks_that_share_a_block_of_the_drive_are_all_there() {
+    const ROUNDS: u8 = 60;
+    for drive in ["mem:16M", "file"] {
+        let dir = tempfile::tempdir().unwrap();
+        let spec = format!("file:{},size=16M", dir.path().join("d").display());
+        let mut config = Config::on_loopback(&[if drive == "file" { &spec } else { drive }]);
+        config.reactors = Some(4);
+        config.namespaces[0].lba_size = Some(512);
+        let target = Target::start(&config).unwrap();
+        let (_admin, cntlid) = Queue::admin(&target, Digests::default());
+        let sqe = |code: u8, cid: u16, lba: u32| Sqe::new(code, cid, 1).dword(10, lba).dword(12, 0);
+        let queues = (1..=8).map(|qid| Queue::io(&target, Digests::default(), cntlid, qid));
+        let queues: Vec<Queue> = queues.collect();
+        std::thread::scope(|scope| {
+            for (lba, mut queue) in (8..).zip(queues) {
+                scope.spawn(move || {
+                    for round in 1..=ROUNDS {
+                        let data = [round; 512];
+                        let done = queue.call(sqe(0x01, 1, lba).inline(512), &data);
+                        assert_eq!(done.status, 0);
+                        let (back, done) = queue.fetch(sqe(0x02, 2, lba).transport(512));
+                        assert_eq!((done.status, &back[..]), (0, &data[..]), "block {lba}");
+                    }
+                });
+            }
+        });
+        target.stop().unwrap();
+    }
+}
+
+#[test]
+fn a_drive_of_a_volume_or_with_an_order_has_no_small_blocks() {
+    let mut config = Config::on_loopback(&["ssd:flash,size=16M,order=barrier"]);
+    config.namespaces[0].lba_size = Some(512);
+    let error = Target::start(&config).err().unwrap().to_string();
+    assert!(error.contains("namespace 1: lba_size = 512: the drive keeps an order"), "{error}");
+    let report = riopipe_target::check(&config);
+    assert!(report.problems.iter().any(|problem| problem.what.contains("keeps an order")));
+    config.namespaces[0].lba_size = Some(1024);
+    let error = Target::start(&config).err().unwrap().to_string();
+    assert!(error.contains("lba_size 1024; give 4096, or 512"), "{error}");
+}
+
 #[test]
 fn commands_sent_together_are_answered_together() {
     let target = Target::start(&Config::on_loopback(&["mem:16M"])).unwrap();

@@ -180,6 +180,7 @@ fn shared(volatile: bool) -> Arc<Mutex<Shared<MemRegion>>> {
     let drive = NamespaceConfig {
         nsid: 1,
         blocks: 100,
+        lba_size: Default::default(),
         nguid: [1; 16],
         uuid: [2; 16],
         volatile,

@@ -57,6 +57,10 @@ pub struct Serve {
     /// A drive to serve, as the next namespace; once for each
     #[arg(long = "drive", value_name = "DRIVE")]
     pub drives: Vec<String>,
+    /// Bytes of a logical block of the drives given by --drive, 4096 or 512: 512 is for plain hosts
+    /// that need it; such a drive can't be a member of a volume [default: 4096]
+    #[arg(long, value_name = "BYTES", requires = "drives")]
+    pub lba_size: Option<u32>,
     /// The ordering log; without one, the drives are plain NVMe drives only
     #[arg(long, value_name = "LOG")]
     pub log: Option<String>,

@@ -148,8 +148,11 @@ fn config(args: &Serve) -> Result<Config, Failure> {
         config.discovery = vec![HostPort { host, port: Some(port) }.to_string()];
     }
     if !args.drives.is_empty() {
-        let drive =
-            |drive: &String| NamespaceOptions { drive: drive.clone(), ..Default::default() };
+        let drive = |drive: &String| NamespaceOptions {
+            drive: drive.clone(),
+            lba_size: args.lba_size,
+            ..Default::default()
+        };
         config.namespaces = args.drives.iter().map(drive).collect();
     }
     if !args.allow_hosts.is_empty() {

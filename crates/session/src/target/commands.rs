@@ -16,7 +16,9 @@ use super::block_locks::LockTicket;
 use super::copy::CopyProgress;
 use super::flushes::{Doubt, Ticket};
 use super::fused::Partner;
+use super::lba::Trim;
 use super::limits::{ABORTED_TRANSFERS_MAX, BLOCK_SIZE, CONNECTION_BYTES};
+use super::modify::{Extent, Modifying};
 
 /// How far a command has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +35,8 @@ pub(super) enum Stage {
     Aborted,
     /// The command is an ordered request. It has its data and waits for the gate.
     Gate,
-    /// The command is half of a fused operation. It waits for the other half, or for its data.
+    /// The command is half of a fused operation, and waits for the other half, or for its data. Or
+    /// it waits until its connection has no exclusive lock of blocks any more.
     Paired,
     /// The command waits for its blocks, which another command has locked.
     Locked,
@@ -68,6 +71,10 @@ pub(super) struct Command<B> {
     pub(super) data_len: u32,
     /// How many bytes of the command's data are before the current piece.
     pub(super) piece_offset: u32,
+    /// The bytes of the command's blocks that are not its own.
+    pub(super) trim: Trim,
+    /// How far the command has come in changing blocks of the drive in part.
+    pub(super) modifying: Modifying,
     /// The status of the completion, if it is decided before the command ends.
     pub(super) early_status: Option<Status>,
     /// The command is an ordered request that the gate refused before its data arrived. The
@@ -113,6 +120,8 @@ pub(super) struct HeldLock {
     pub(super) ticket: LockTicket,
     /// Shared lock: the command has used it for one operation.
     pub(super) is_used: bool,
+    /// No other command may change the blocks meanwhile. A connection has at most one such lock.
+    pub(super) is_exclusive: bool,
 }
 
 /// The entry of an ordered command at its stream's gate and in its log.
@@ -240,6 +249,8 @@ impl<B> Commands<B> {
         command.received_bytes = 0;
         command.data_len = 0;
         command.piece_offset = 0;
+        command.trim = Trim::default();
+        command.modifying = Modifying::No;
         command.early_status = None;
         command.is_refused = false;
         command.awaited_by_fence = false;
@@ -385,6 +396,8 @@ impl<B> Command<B> {
             received_bytes: 0,
             data_len: 0,
             piece_offset: 0,
+            trim: Trim::default(),
+            modifying: Modifying::No,
             early_status: None,
             is_refused: false,
             awaited_by_fence: false,
@@ -405,17 +418,29 @@ impl<B> Command<B> {
     }
 
     /// The most bytes of one piece of the command's data. A Compare holds each piece twice: as the
-    /// host has sent it, and as it is on the drive.
+    /// host has sent it, and as it is on the drive. So does a command that has blocks of the drive in
+    /// part, and its pieces end where those blocks do.
     pub(super) const fn piece_max(&self) -> u32 {
         match self.sqe.opcode() {
+            _ if self.trim.is_some() => CONNECTION_BYTES as u32 / 2 - BLOCK_SIZE,
             opcode::COMPARE => CONNECTION_BYTES as u32 / 2,
             _ => CONNECTION_BYTES as u32,
         }
     }
 
+    /// The bytes of the piece at `offset` of a read, write, compare or verify.
+    #[inline]
+    pub(super) fn piece_at(&self, offset: u32) -> u32 {
+        let head = if offset == 0 { u32::from(self.trim.head) } else { 0 };
+        (self.trim.data_len(&self.sqe) - offset).min(self.piece_max() - head)
+    }
+
     /// The bytes of memory that the current piece needs.
     pub(super) const fn piece_memory(&self) -> usize {
         match self.sqe.opcode() {
+            // The piece, and the blocks that it touches. A later piece is longer by the head of the
+            // first one at most.
+            _ if self.trim.is_some() => 2 * (self.data_len + BLOCK_SIZE) as usize,
             opcode::COMPARE => 2 * self.data_len as usize,
             _ => self.data_len as usize,
         }
@@ -423,7 +448,25 @@ impl<B> Command<B> {
 
     /// The first block of the current piece of a read or write.
     pub(super) fn piece_lba(&self) -> u64 {
-        self.sqe.slba() + u64::from(self.piece_offset / BLOCK_SIZE)
+        self.sqe.slba() + u64::from((u32::from(self.trim.head) + self.piece_offset) / BLOCK_SIZE)
+    }
+
+    /// How many bytes of that block are before the piece.
+    pub(super) fn piece_skip(&self) -> u32 {
+        (u32::from(self.trim.head) + self.piece_offset) % BLOCK_SIZE
+    }
+
+    /// The number of blocks that the current piece touches.
+    pub(super) fn piece_blocks(&self) -> u64 {
+        (self.piece_skip() + self.data_len).div_ceil(BLOCK_SIZE).into()
+    }
+
+    /// The bytes of the drive that the command is about to write.
+    pub(super) fn extent(&self) -> Extent {
+        match &self.copy {
+            Some(copy) => copy.destination(),
+            None => Extent { lba: self.piece_lba(), skip: self.piece_skip(), len: self.data_len },
+        }
     }
 
     /// Whether a device operation is in flight that may change some of these blocks. A FLUSH changes

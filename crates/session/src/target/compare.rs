@@ -17,7 +17,8 @@ use super::commands::Stage;
 use super::context::{Context, is_in_capsule};
 use super::env::TargetEnv;
 use super::ids::OpId;
-use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
+use super::lba::Trim;
+use super::limits::TRANSFER_BYTES_MAX;
 use super::plain::PlainIo;
 use crate::outbox::Outbox;
 use crate::wire;
@@ -27,12 +28,12 @@ impl PlainIo {
     pub(super) fn compare<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
-        sqe: &Sqe,
+        (sqe, trim): (&Sqe, Trim),
         data: &[u8],
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let data_len = sqe.nlb() * BLOCK_SIZE;
+        let data_len = trim.data_len(sqe);
         let checked = context.check_blocks(sqe).and_then(|ns_index| {
             if wire::directive_type(sqe) != 0 || data_len > TRANSFER_BYTES_MAX {
                 return Err(Status::INVALID_FIELD.with_dnr());
@@ -47,9 +48,10 @@ impl PlainIo {
             }
         };
         if !in_capsule {
-            return context.insert_and_request_data(sqe, ns_index, data_len, env, outbox);
+            return context.insert_and_request_part(sqe, trim, ns_index, data_len, env, outbox);
         }
         let index = context.insert_command(sqe, Stage::Budget, ns_index)?;
+        context.commands[index].trim = trim;
         if !context.keep_capsule_data(index, data, env) {
             context.complete_command(index, Status::INTERNAL, 0, outbox);
         } else if context.charge_or_enqueue(index, data_len, outbox) {
@@ -73,9 +75,9 @@ impl PlainIo {
         }
         let command = &mut context.commands[index];
         command.stage = Stage::Device;
-        let (lba, blocks) = (command.piece_lba(), command.data_len / BLOCK_SIZE);
+        let (lba, blocks) = (command.piece_lba(), command.piece_blocks());
         let op = OpId::new(context.key, index);
-        if let Submitted::Done(result) = env.device(ns_index).read(op.0, lba, blocks.into()) {
+        if let Submitted::Done(result) = env.device(ns_index).read(op.0, lba, blocks) {
             self.on_device_result(context, index, result, env, outbox);
         }
     }
@@ -121,7 +123,7 @@ impl<E: TargetEnv> Context<E> {
         content: Option<&E::Buf>,
     ) -> Result<(), Status> {
         let command = &mut self.commands[index];
-        let ns_index = usize::from(command.ns_index);
+        let (ns_index, skip) = (usize::from(command.ns_index), command.piece_skip() as usize);
         let (data, content) = match (command.buf.take(), content) {
             (Some(data), Some(content)) => (data, content),
             _ => {
@@ -132,7 +134,8 @@ impl<E: TargetEnv> Context<E> {
         if let Some(refusal) = self.refuses_read(ns_index) {
             return Err(refusal);
         }
-        let is_equal = data.as_ref() == content.as_ref();
+        let end = skip + data.as_ref().len();
+        let is_equal = content.as_ref().get(skip..end) == Some(data.as_ref());
         if is_equal { Ok(()) } else { Err(Status::COMPARE_FAILED.with_dnr()) }
     }
 }

@@ -605,7 +605,7 @@ impl<E: TargetEnv> TargetConn<E> {
             env.with_shared(|shared| shared.forget_dh(id));
         }
         self.context.waiting_for_budget.clear();
-        self.plain.waiting_pairs.clear();
+        self.plain.waiting_for_lock.clear();
         self.plain.close_streams(&self.context, env);
         if let Some(ordered) = &mut self.ordered {
             ordered.end_stream(&mut self.context);

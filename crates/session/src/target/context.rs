@@ -24,6 +24,7 @@ use super::commands::{Commands, Stage};
 use super::env::{Event, TargetEnv, WrongDigest};
 use super::error_log::NewErrors;
 use super::ids::ConnId;
+use super::lba::{Trim, is_translated, translate};
 use super::namespace::{Namespace, Namespaces};
 use super::reserved_access::ReservedAccess;
 use super::rights::Rights;
@@ -186,12 +187,12 @@ impl<E: TargetEnv> Context<E> {
         outbox: &mut Outbox<E::Buf>,
     ) {
         let cid = self.commands[index].sqe.cid();
-        let sqe = (!status.is_ok()).then(|| self.commands[index].sqe);
+        let failed = (!status.is_ok()).then(|| (self.commands[index].sqe, self.host_lba(index)));
         self.remove_command(index);
         if !self.is_closing {
             self.send_completion_inlined(cid, status, result, outbox);
-            if let Some(sqe) = sqe {
-                self.describe_error(&sqe);
+            if let Some((sqe, lba)) = failed {
+                self.describe_error(&sqe, lba);
             }
         }
     }
@@ -236,14 +237,41 @@ impl<E: TargetEnv> Context<E> {
         self.new_errors.push(ErrorEntry { sqid, cid, status, parameter, ..ErrorEntry::default() });
     }
 
-    /// Adds to the newest error, if it is of this command, which blocks the command was about.
+    /// The first block of a command, as its host counts.
     #[cold]
-    pub(super) fn describe_error(&mut self, sqe: &Sqe) {
+    fn host_lba(&self, index: u16) -> u64 {
+        let command = &self.commands[index];
+        match self.namespaces.find(command.sqe.nsid()) {
+            Some((_, namespace)) if is_translated(command.sqe.opcode()) => {
+                command.trim.host_lba(&command.sqe, namespace.config.lba_size)
+            }
+            _ => command.sqe.slba(),
+        }
+    }
+
+    /// Translates a command of a namespace whose blocks are smaller than those of its drive. `None`
+    /// if there is nothing to translate.
+    #[inline(always)]
+    pub(super) fn translated(&self, sqe: &Sqe) -> Option<Result<(Sqe, Trim), Status>> {
+        if self.namespaces.has_small_blocks() { self.translate_small(sqe) } else { None }
+    }
+
+    #[cold]
+    fn translate_small(&self, sqe: &Sqe) -> Option<Result<(Sqe, Trim), Status>> {
+        let (_, namespace) = self.namespaces.find(sqe.nsid())?;
+        let size = namespace.config.lba_size;
+        (size.is_small() && is_translated(sqe.opcode())).then(|| translate(sqe, size))
+    }
+
+    /// Adds to the newest error, if it is of this command, that the command was about blocks from
+    /// `lba` on, as the host counts.
+    #[cold]
+    pub(super) fn describe_error(&mut self, sqe: &Sqe, lba: u64) {
         let qid = self.queue.as_ref().map_or(0, |queue| queue.qid);
         let Some(error) = self.new_errors.last_of(sqe.cid()) else { return };
         error.nsid = sqe.nsid();
         if qid != 0 && has_blocks(sqe) {
-            error.lba = sqe.slba();
+            error.lba = lba;
         }
     }
 

@@ -23,20 +23,21 @@ use super::commands::Stage;
 use super::context::{Context, is_in_capsule};
 use super::env::TargetEnv;
 use super::ids::OpId;
+use super::lba::LbaSize;
 use super::limits::{
     BLOCK_SIZE, CONNECTION_BYTES, COPY_BLOCKS_MAX, COPY_RANGE_BLOCKS_MAX, COPY_RANGES_MAX,
 };
+use super::modify::{Extent, ResultAtOnce};
 use super::plain::{PlainIo, must_flush, note_failures_before};
 use crate::outbox::Outbox;
 use crate::wire;
-
-/// The most blocks of one piece.
-const PIECE_BLOCKS: u32 = CONNECTION_BYTES as u32 / BLOCK_SIZE;
 
 /// How far a Copy has come.
 #[derive(Debug)]
 pub(super) struct CopyProgress {
     ranges: Vec<SourceRange>,
+    /// The size of the blocks in which ranges and destination are counted.
+    lba_size: LbaSize,
     /// The number of the range of the current piece.
     range: usize,
     /// How many blocks of that range are before the current piece.
@@ -48,16 +49,37 @@ pub(super) struct CopyProgress {
 }
 
 impl CopyProgress {
-    /// Whether the operation in flight is a read.
+    /// Whether the operation in flight reads the current piece.
     pub(super) const fn is_reading(&self) -> bool {
         self.is_reading
+    }
+
+    /// The most blocks of one piece.
+    const fn piece_blocks_max(lba_size: LbaSize) -> u32 {
+        match lba_size {
+            LbaSize::Bytes4096 => CONNECTION_BYTES as u32 / BLOCK_SIZE,
+            // The piece, and the blocks of the drive that it touches, are in memory together.
+            LbaSize::Bytes512 => (CONNECTION_BYTES as u32 / 2 - BLOCK_SIZE) / lba_size.bytes(),
+        }
     }
 
     /// The source of the current piece; `None` if all is copied.
     fn piece(&self) -> Option<SourceRange> {
         let range = self.ranges.get(self.range)?;
         let lba = range.lba + u64::from(self.offset);
-        Some(SourceRange { lba, blocks: (range.blocks - self.offset).min(PIECE_BLOCKS) })
+        let blocks = (range.blocks - self.offset).min(Self::piece_blocks_max(self.lba_size));
+        Some(SourceRange { lba, blocks })
+    }
+
+    /// The bytes of the drive that are the source of the current piece; `None` if all is copied.
+    fn source(&self) -> Option<Extent> {
+        self.piece().map(|piece| Extent::of(piece.lba, piece.blocks, self.lba_size))
+    }
+
+    /// The bytes of the drive that are the destination of the current piece.
+    pub(super) fn destination(&self) -> Extent {
+        let blocks = self.piece().map_or(0, |piece| piece.blocks);
+        Extent::of(self.destination, blocks, self.lba_size)
     }
 
     /// Goes on to the next piece.
@@ -132,15 +154,26 @@ impl PlainIo {
     ) {
         let command = &context.commands[index];
         let (sqe, ns_index) = (command.sqe, usize::from(command.ns_index));
-        let blocks = context.namespaces.at(ns_index).config.blocks;
-        let ranges = match check_ranges(&sqe, list, blocks) {
+        let config = &context.namespaces.at(ns_index).config;
+        let (lba_size, blocks) = (config.lba_size, config.blocks);
+        let ranges = match check_ranges(&sqe, list, blocks, lba_size) {
             Ok(ranges) => ranges,
             Err(status) => return context.complete_command(index, status, 0, outbox),
         };
         let largest = ranges.iter().map(|range| range.blocks).max().unwrap_or(1);
-        let piece_bytes = largest.min(PIECE_BLOCKS) * BLOCK_SIZE;
-        let progress =
-            CopyProgress { ranges, range: 0, offset: 0, destination: sqe.slba(), is_reading: true };
+        let piece_bytes = largest.min(CopyProgress::piece_blocks_max(lba_size)) * lba_size.bytes();
+        let piece_bytes = match lba_size.is_small() {
+            true => 2 * (piece_bytes + BLOCK_SIZE),
+            false => piece_bytes,
+        };
+        let progress = CopyProgress {
+            ranges,
+            lba_size,
+            range: 0,
+            offset: 0,
+            destination: sqe.slba(),
+            is_reading: true,
+        };
         context.commands[index].copy = Some(Box::new(progress));
         if context.charge_or_enqueue(index, piece_bytes, outbox) {
             self.copy_next(context, index, env, outbox);
@@ -188,7 +221,7 @@ impl PlainIo {
         &mut self,
         context: &mut Context<E>,
         index: u16,
-        mut result: CopyResult<E>,
+        mut result: ResultAtOnce<E>,
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) {
@@ -198,13 +231,14 @@ impl PlainIo {
                     return self.on_device_result(context, index, Err(error), env, outbox);
                 }
                 Ok(Some(content)) => {
-                    context.commands[index].buf = Some(content);
+                    let Some(data) = context.copied_data(index, content, env) else {
+                        return context.fail_copy(index, Status::INTERNAL, outbox);
+                    };
+                    context.commands[index].buf = Some(data);
                     self.write_piece(context, index, env, outbox)
                 }
                 Ok(None) => {
-                    if context.commands[index].lock.is_some() {
-                        context.give_up_lock(index);
-                    }
+                    context.end_modifying(index);
                     if let Some(progress) = &mut context.commands[index].copy {
                         progress.advance();
                     }
@@ -221,10 +255,10 @@ impl PlainIo {
         index: u16,
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
-    ) -> CopyResult<E> {
+    ) -> ResultAtOnce<E> {
         let command = &mut context.commands[index];
         let (sqe, ns_index) = (command.sqe, usize::from(command.ns_index));
-        let Some(piece) = command.copy.as_ref().and_then(|progress| progress.piece()) else {
+        let Some(source) = command.copy.as_ref().and_then(|progress| progress.source()) else {
             if must_flush(context, &sqe, ns_index) {
                 self.start_flush(context, index, env, outbox);
             } else {
@@ -241,7 +275,7 @@ impl PlainIo {
         command.begun_range_count = 1;
         command.copy.iter_mut().for_each(|progress| progress.is_reading = true);
         let op = OpId::new(context.key, index);
-        result_at_once(env.device(ns_index).read(op.0, piece.lba, piece.blocks.into()))
+        result_at_once(env.device(ns_index).read(op.0, source.lba, source.block_count()))
     }
 
     /// Writes the piece that was read.
@@ -251,7 +285,7 @@ impl PlainIo {
         index: u16,
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
-    ) -> CopyResult<E> {
+    ) -> ResultAtOnce<E> {
         let command = &context.commands[index];
         let ns_index = usize::from(command.ns_index);
         // The host may have been fenced, or another host may have claimed the volume, while the
@@ -267,8 +301,13 @@ impl PlainIo {
             context.complete_command(index, Status::INTERNAL, 0, outbox);
             return None;
         };
-        let lba = progress.destination;
-        let blocks = (command.buf_len() / BLOCK_SIZE as usize) as u64;
+        let destination = progress.destination();
+        if !destination.is_whole() {
+            let command = &mut context.commands[index];
+            command.copy.iter_mut().for_each(|progress| progress.is_reading = false);
+            return self.modify(context, index, env, outbox);
+        }
+        let (lba, blocks) = (destination.lba, destination.block_count());
         if context.must_wait_for_blocks(index, lba, blocks, env) {
             return None;
         }
@@ -283,10 +322,6 @@ impl PlainIo {
     }
 }
 
-/// The result of an operation that the drive has completed at once; `None` if it is in flight, or none
-/// was begun.
-type CopyResult<E> = Option<Result<Option<<E as TargetEnv>::Buf>, IoError>>;
-
 fn result_at_once<B>(submitted: Submitted<B>) -> Option<Result<Option<B>, IoError>> {
     match submitted {
         Submitted::Done(result) => Some(result),
@@ -295,6 +330,18 @@ fn result_at_once<B>(submitted: Submitted<B>) -> Option<Result<Option<B>, IoErro
 }
 
 impl<E: TargetEnv> Context<E> {
+    /// The data of the current piece, from the content of the blocks that it touches. `None` if there
+    /// is no memory.
+    fn copied_data(&self, index: u16, content: E::Buf, env: &mut E) -> Option<E::Buf> {
+        let source = self.commands[index].copy.as_ref()?.source()?;
+        if source.is_whole() {
+            return Some(content);
+        }
+        let mut data = env.alloc(source.len as usize)?;
+        data.as_mut().copy_from_slice(content.as_ref().get(source.bytes())?);
+        Some(data)
+    }
+
     /// Fails a Copy. The result is the number of the first range that was not copied whole.
     pub(super) fn fail_copy(&mut self, index: u16, status: Status, outbox: &mut Outbox<E::Buf>) {
         let range = self.commands[index].copy.as_ref().map_or(0, |progress| progress.range);
@@ -313,13 +360,21 @@ fn check_command(sqe: &Sqe) -> Result<(), Status> {
     }
 }
 
-/// Reads the list of source ranges, and checks the blocks of the sources and of the destination.
-fn check_ranges(sqe: &Sqe, list: &[u8], blocks: u64) -> Result<Vec<SourceRange>, Status> {
+/// Reads the list of source ranges, and checks the blocks of the sources and of the destination. The
+/// drive has `drive_blocks` blocks.
+fn check_ranges(
+    sqe: &Sqe,
+    list: &[u8],
+    drive_blocks: u64,
+    lba_size: LbaSize,
+) -> Result<Vec<SourceRange>, Status> {
+    let per_block = lba_size.per_drive_block();
+    let blocks = drive_blocks * u64::from(per_block);
     let (chunks, _) = list.as_chunks();
     let ranges: Vec<SourceRange> = chunks.iter().map(SourceRange::decode).collect();
     let total: u64 = ranges.iter().map(|range| u64::from(range.blocks)).sum();
-    let is_too_long = |range: &SourceRange| range.blocks > COPY_RANGE_BLOCKS_MAX;
-    if ranges.iter().any(is_too_long) || total > COPY_BLOCKS_MAX.into() {
+    let is_too_long = |range: &SourceRange| range.blocks > COPY_RANGE_BLOCKS_MAX * per_block;
+    if ranges.iter().any(is_too_long) || total > u64::from(COPY_BLOCKS_MAX * per_block) {
         return Err(Status::COMMAND_SIZE_LIMIT.with_dnr());
     }
     let end_of = |lba: u64, count: u64| lba.checked_add(count).filter(|end| *end <= blocks);

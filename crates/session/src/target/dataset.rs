@@ -15,6 +15,7 @@ use super::commands::Stage;
 use super::context::{Context, is_in_capsule};
 use super::env::{TargetEnv, status_of};
 use super::ids::OpId;
+use super::lba::whole_blocks;
 use super::limits::DSM_RANGE_BLOCKS;
 use super::plain::{PlainIo, note_failures_before};
 use crate::outbox::Outbox;
@@ -85,7 +86,8 @@ impl PlainIo {
             let status = context.check_reservation(ns_index).err().unwrap_or(Status::SUCCESS);
             return context.complete_command(index, status, 0, outbox);
         }
-        let blocks = context.namespaces.at(ns_index).config.blocks;
+        let config = &context.namespaces.at(ns_index).config;
+        let blocks = config.blocks * u64::from(config.lba_size.per_drive_block());
         let is_inside = |range: DsmRange| {
             range.lba.checked_add(range.blocks.into()).is_some_and(|end| end <= blocks)
         };
@@ -121,8 +123,10 @@ impl PlainIo {
             let Some(range) = nth_range(command.buf.as_ref(), usize::from(number)) else {
                 return context.complete_command(index, Status::INTERNAL, 0, outbox);
             };
-            let blocks = (range.blocks - offset).min(DSM_RANGE_BLOCKS);
-            let lba = range.lba + u64::from(offset);
+            let lba_size = context.namespaces.at(ns_index).config.lba_size;
+            let (first, whole) = whole_blocks(range.lba, range.blocks, lba_size);
+            let blocks = (whole - offset).min(DSM_RANGE_BLOCKS);
+            let lba = first + u64::from(offset);
             if blocks > 0 {
                 // Another host may have claimed the volume since the previous range (trap T21).
                 if let Err(status) = context.guard(ns_index, env) {
@@ -134,7 +138,7 @@ impl PlainIo {
             }
             let command = &mut context.commands[index];
             command.range_offset = offset + blocks;
-            if command.range_offset == range.blocks {
+            if command.range_offset == whole {
                 (command.begun_range_count, command.range_offset) = (number + 1, 0);
             }
             if blocks == 0 {

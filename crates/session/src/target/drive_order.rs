@@ -26,6 +26,7 @@ use super::commands::Stage;
 use super::context::{Context, update_shared};
 use super::env::{TargetEnv, status_of};
 use super::ids::OpId;
+use super::lba::Trim;
 use super::plain::{CheckedWrite, PlainIo, note_failures_before};
 use super::shared::DriveChange;
 use super::sync::{AtomicU64, Ordering};
@@ -253,7 +254,7 @@ impl PlainIo {
         data: &[u8],
         env: &mut E,
     ) -> Result<(CheckedWrite, WriteOrder), Status> {
-        let checked = Self::check_write(context, sqe, data, env)?;
+        let checked = Self::check_write(context, (sqe, Trim::default()), data, env)?;
         let order = wire::order_of(sqe).ok_or(Status::INVALID_FIELD.with_dnr())?;
         let namespace = context.namespaces.at(checked.ns_index);
         // The host relies on the order. A drive that keeps none must not take the write (trap T17).

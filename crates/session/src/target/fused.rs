@@ -27,11 +27,12 @@ use riopipe_order::block_device::{BlockDevice, Data, Submitted};
 use riopipe_order::write_order::DriveOrder;
 
 use super::closed::Closed;
-use super::commands::{HeldLock, Stage};
-use super::context::{Context, is_in_capsule, update_shared};
+use super::commands::{Command, Stage};
+use super::context::{Context, is_in_capsule};
 use super::env::TargetEnv;
 use super::ids::OpId;
-use super::limits::BLOCK_SIZE;
+use super::lba::Trim;
+use super::modify::put_into;
 use super::plain::{PlainIo, note_failures_before};
 use crate::outbox::Outbox;
 use crate::wire;
@@ -97,17 +98,18 @@ impl PlainIo {
     pub(super) fn fused_command<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
-        sqe: &Sqe,
+        (sqe, trim): (&Sqe, Trim),
         data: &[u8],
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let cid = sqe.cid();
         match sqe.fused() {
-            Fuse::First => match context.check_half(sqe, opcode::COMPARE, data, env) {
+            Fuse::First => match context.check_half((sqe, trim), opcode::COMPARE, data, env) {
                 Ok(ns_index) => {
                     let index = context.insert_command(sqe, Stage::Paired, ns_index)?;
-                    context.commands[index].partner = Some(Partner::Write(None));
+                    let command = &mut context.commands[index];
+                    (command.partner, command.trim) = (Some(Partner::Write(None)), trim);
                     self.first_half = FirstHalf::Waits(index);
                     if !data.is_empty() && !context.keep_capsule_data(index, data, env) {
                         self.end_first_half(context, Status::INTERNAL, outbox);
@@ -128,7 +130,7 @@ impl PlainIo {
                     context.send_completion(cid, Status::FUSED_FAILED.with_dnr(), 0, outbox);
                 }
                 FirstHalf::Waits(first) => {
-                    return self.pair(context, first, sqe, data, env, outbox);
+                    return self.pair(context, first, (sqe, trim), data, env, outbox);
                 }
             },
             Fuse::None | Fuse::Reserved => {
@@ -143,17 +145,18 @@ impl PlainIo {
         &mut self,
         context: &mut Context<E>,
         first: u16,
-        sqe: &Sqe,
+        (sqe, trim): (&Sqe, Trim),
         data: &[u8],
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let first_sqe = context.commands[first].sqe;
+        let Command { sqe: first_sqe, trim: first_trim, .. } = context.commands[first];
         let has_same_blocks = sqe.nsid() == first_sqe.nsid()
             && sqe.slba() == first_sqe.slba()
-            && sqe.nlb() == first_sqe.nlb();
+            && sqe.nlb() == first_sqe.nlb()
+            && trim == first_trim;
         let checked = match has_same_blocks {
-            true => context.check_half(sqe, opcode::WRITE, data, env),
+            true => context.check_half((sqe, trim), opcode::WRITE, data, env),
             false => Err(Status::INVALID_FIELD.with_dnr()),
         };
         let ns_index = match checked {
@@ -166,16 +169,17 @@ impl PlainIo {
         };
         let second = context.insert_command(sqe, Stage::Paired, ns_index)?;
         context.commands[first].partner = Some(Partner::Write(Some(second)));
-        context.commands[second].partner = Some(Partner::Compare(first));
+        let command = &mut context.commands[second];
+        (command.partner, command.trim) = (Some(Partner::Compare(first)), trim);
         if !data.is_empty() && !context.keep_capsule_data(second, data, env) {
             context.commands[second].early_status = Some(Status::INTERNAL);
         }
         for half in [first, second] {
             let command = &mut context.commands[half];
+            command.data_len = trim.data_len(sqe);
             if command.buf.is_some() || command.early_status.is_some() {
                 continue;
             }
-            command.data_len = BLOCK_SIZE;
             if !context.request_data(half, env, outbox) {
                 context.commands[half].early_status = Some(Status::INTERNAL);
             }
@@ -219,25 +223,28 @@ impl PlainIo {
                 return context.fail_half(half, status, outbox);
             }
         }
-        self.waiting_pairs.push_back(first);
-        self.start_waiting_pairs(context, env, outbox);
+        self.waiting_for_lock.push_back(first);
+        self.start_waiting_for_lock(context, env, outbox);
     }
 
     /// Begins the operations that wait for the one before them, one after the other. A connection has
-    /// one lock at a time, so there are not more locks than connections, and none of them asks all
-    /// other connections for hundreds of locks at once (trap T28).
-    pub(super) fn start_waiting_pairs<E: TargetEnv>(
+    /// one exclusive lock at a time, so there are not more locks than connections, and none of them asks
+    /// all other connections for hundreds of locks at once (trap T28).
+    pub(super) fn start_waiting_for_lock<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) {
-        while !context.commands.any(|command| command.lock.is_some() && command.partner.is_some())
-            && let Some(first) = self.waiting_pairs.pop_front()
+        while !context.has_exclusive_lock()
+            && let Some(index) = self.waiting_for_lock.pop_front()
         {
             // The lock of the one before.
             context.release_locks(env);
-            self.lock_pair(context, first, env, outbox);
+            match context.commands[index].partner {
+                Some(_) => self.lock_pair(context, index, env, outbox),
+                None => self.start_modifying(context, index, env, outbox),
+            }
         }
     }
 
@@ -250,16 +257,8 @@ impl PlainIo {
         outbox: &mut Outbox<E::Buf>,
     ) {
         let command = &context.commands[first];
-        let (conn, ns_index) = (context.id, usize::from(command.ns_index));
         let blocks = command.sqe.slba()..command.sqe.slba() + 1;
-        let is_clear = !context.commands.any(|other| other.may_be_changing(ns_index, &blocks));
-        let lock = update_shared(env, |shared| {
-            shared.lock_blocks(conn, ns_index, blocks.clone(), is_clear)
-        });
-        let command = &mut context.commands[first];
-        command.lock = Some(HeldLock { ticket: lock.ticket, is_used: false });
-        command.stage = Stage::Locked;
-        if lock.is_ready {
+        if context.lock_exclusively(first, blocks, env) {
             self.compare_half(context, first, env, outbox);
         }
     }
@@ -289,12 +288,12 @@ impl PlainIo {
         &mut self,
         context: &mut Context<E>,
         first: u16,
-        content: Option<&E::Buf>,
+        content: Option<E::Buf>,
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) {
         context.commands[first].stage = Stage::Paired;
-        if let Err(status) = context.check_content(first, content) {
+        if let Err(status) = context.check_content(first, content.as_ref()) {
             return context.fail_half(first, status, outbox);
         }
         let Some(Partner::Write(Some(second))) = context.commands[first].partner else {
@@ -311,7 +310,13 @@ impl PlainIo {
         let command = &mut context.commands[second];
         command.lock = lock;
         command.stage = Stage::Device;
-        let Some(buf) = command.buf.take() else {
+        let buf = match (command.buf.take(), content) {
+            (Some(data), Some(content)) if command.trim.is_some() => {
+                put_into(content, command.extent(), Some(data), false)
+            }
+            (data, _) => data,
+        };
+        let Some(buf) = buf else {
             debug_assert!(false, "a Write without its data");
             return context.fail_half(second, Status::INTERNAL, outbox);
         };
@@ -329,7 +334,7 @@ impl<E: TargetEnv> Context<E> {
     /// Checks half of a fused operation. Returns the index of its namespace.
     fn check_half(
         &mut self,
-        sqe: &Sqe,
+        (sqe, trim): (&Sqe, Trim),
         expected: u8,
         data: &[u8],
         env: &mut E,
@@ -338,16 +343,16 @@ impl<E: TargetEnv> Context<E> {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
         let ns_index = self.check_blocks(sqe)?;
-        if self.namespaces.at(ns_index).config.order != DriveOrder::None
-            || wire::directive_type(sqe) != 0
-        {
+        let config = &self.namespaces.at(ns_index).config;
+        if config.order != DriveOrder::None || wire::directive_type(sqe) != 0 {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
+        let data_len = trim.data_len(sqe);
         // ACWU and NACWU.
-        if sqe.nlb() > 1 {
+        if data_len > config.lba_size.bytes() {
             return Err(Status::ATOMIC_UNIT_EXCEEDED.with_dnr());
         }
-        is_in_capsule(sqe, BLOCK_SIZE, data)?;
+        is_in_capsule(sqe, data_len, data)?;
         self.may_change_fused(ns_index, env)?;
         Ok(ns_index)
     }

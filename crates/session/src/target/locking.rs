@@ -48,7 +48,7 @@ impl<E: TargetEnv> Context<E> {
         let ticket = env.with_shared(|shared| shared.await_blocks(conn, ns_index, blocks));
         let Some(ticket) = ticket else { return false };
         let command = &mut self.commands[index];
-        command.lock = Some(HeldLock { ticket, is_used: false });
+        command.lock = Some(HeldLock { ticket, is_used: false, is_exclusive: false });
         command.stage = Stage::Locked;
         true
     }

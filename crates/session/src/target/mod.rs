@@ -36,8 +36,10 @@ mod fused;
 mod guard;
 mod identity;
 mod ids;
+mod lba;
 pub mod limits;
 mod locking;
+mod modify;
 mod namespace;
 mod ordered;
 mod plain;
@@ -63,6 +65,7 @@ pub use conn::TargetConn;
 pub use env::{Event, TargetEnv, WrongDigest, status_of};
 pub use identity::{DiscoveryPort, Identity, LocalAddress};
 pub use ids::{ConnId, OpId};
+pub use lba::LbaSize;
 pub use namespace::{
     NSID_MAX, Namespace, NamespaceConfig, NamespaceIdError, NamespaceState, Namespaces,
 };

@@ -10,14 +10,17 @@ use riopipe_order::write_order::DriveOrder;
 
 use super::drive_order::EpochSequence;
 use super::flushes::DriveFlushes;
+use super::lba::LbaSize;
 
 /// The properties of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamespaceConfig {
     /// Namespace id, 1 to [`NSID_MAX`].
     pub nsid: u32,
-    /// The size in blocks of 4096 bytes.
+    /// The size in blocks of 4096 bytes, also if hosts see smaller ones.
     pub blocks: u64,
+    /// The size of the logical blocks that hosts see.
+    pub lba_size: LbaSize,
     /// Globally unique id; all zero if it has none.
     pub nguid: [u8; 16],
     /// The UUID. It must stay the same over restarts.
@@ -149,6 +152,8 @@ pub struct Namespaces {
     /// By namespace id: the index of the namespace in `list` plus 1; 0 if there is none with this
     /// id.
     index_plus_1_of: Vec<u16>,
+    /// Whether any of them has, or had, logical blocks smaller than those of its drive.
+    has_small_blocks: bool,
 }
 
 impl Namespaces {
@@ -171,8 +176,11 @@ impl Namespaces {
         removed: &[u32],
         added: Vec<NamespaceConfig>,
     ) -> Result<Self, NamespaceIdError> {
-        let mut namespaces =
-            Self { list: self.list.clone(), index_plus_1_of: self.index_plus_1_of.clone() };
+        let mut namespaces = Self {
+            list: self.list.clone(),
+            index_plus_1_of: self.index_plus_1_of.clone(),
+            has_small_blocks: self.has_small_blocks,
+        };
         for &nsid in removed {
             if let Some(index_plus_1) = namespaces.index_plus_1_of.get_mut(nsid as usize) {
                 *index_plus_1 = 0;
@@ -193,6 +201,7 @@ impl Namespaces {
             if namespaces.list.len() >= INDICES_MAX {
                 return Err(NamespaceIdError::TooManyChanges);
             }
+            namespaces.has_small_blocks |= config.lba_size.is_small();
             namespaces.list.push(Namespace { config, state: Arc::default() });
             namespaces.index_plus_1_of[at] = namespaces.list.len() as u16;
         }
@@ -205,6 +214,12 @@ impl Namespaces {
     pub fn find(&self, nsid: u32) -> Option<(usize, &Namespace)> {
         let index = usize::from(*self.index_plus_1_of.get(nsid as usize)?).checked_sub(1)?;
         Some((index, &self.list[index]))
+    }
+
+    /// Whether commands may have to be translated into those of larger blocks.
+    #[inline(always)]
+    pub(super) const fn has_small_blocks(&self) -> bool {
+        self.has_small_blocks
     }
 
     /// The namespace with this index.

@@ -1,6 +1,6 @@
 //! Plain I/O commands, outside of ordered streams: Read, Write, Flush and Write Zeroes.
 //! (`compare.rs` has Compare, `fused.rs` Compare and Write, `verify.rs` Verify, `copy.rs` Copy,
-//! `dataset.rs` Dataset Management.)
+//! `dataset.rs` Dataset Management, `modify.rs` writes of parts of the drive's blocks.)
 //!
 //! A command is checked, its buffer is charged to the budget if it needs one, and its operation
 //! goes to the drive. [`PlainIo::on_device_result`] continues when the operation has come back. A
@@ -8,6 +8,7 @@
 //! FLUSH.
 
 use alloc::collections::VecDeque;
+use core::ops::Range;
 
 use riopipe_nvme::command::{Sgl, Sqe, Status, opcode};
 use riopipe_nvme::pdu::DataHdr;
@@ -25,9 +26,10 @@ use super::env::{TargetEnv, status_of};
 use super::epoch_use::{EpochUse, is_stream_failure};
 use super::fused::FirstHalf;
 use super::ids::OpId;
+use super::lba::Trim;
 use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
+use super::modify::Modifying;
 use super::reserve::{changes_reservations, on_reservations_drained};
-use super::transfer::piece_of;
 use crate::outbox::Outbox;
 use crate::wire;
 
@@ -45,9 +47,9 @@ pub(super) struct PlainIo {
     failures_at_first_write: alloc::vec::Vec<Option<u64>>,
     /// The first half of a fused operation, if it was the last command.
     pub(super) first_half: FirstHalf,
-    /// The first halves of the fused operations that have their data, and wait for the one before
-    /// them, in order.
-    pub(super) waiting_pairs: VecDeque<u16>,
+    /// The commands that wait until the connection has no exclusive lock of blocks, in order: the first
+    /// halves of fused operations that have their data, and commands that change blocks in part.
+    pub(super) waiting_for_lock: VecDeque<u16>,
 }
 
 /// A Write that has passed all checks.
@@ -65,7 +67,7 @@ impl PlainIo {
     #[inline]
     pub(super) fn check_write<E: TargetEnv>(
         context: &mut Context<E>,
-        sqe: &Sqe,
+        (sqe, trim): (&Sqe, Trim),
         data: &[u8],
         env: &mut E,
     ) -> Result<CheckedWrite, Status> {
@@ -75,7 +77,7 @@ impl PlainIo {
         if wire::directive_type(sqe) != 0 {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
-        let data_len = sqe.nlb() * BLOCK_SIZE;
+        let data_len = trim.data_len(sqe);
         if data_len > TRANSFER_BYTES_MAX {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
@@ -89,7 +91,7 @@ impl PlainIo {
     pub(super) fn write<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
-        sqe: &Sqe,
+        (sqe, trim): (&Sqe, Trim),
         data: &[u8],
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
@@ -97,13 +99,16 @@ impl PlainIo {
         if wire::order_of(sqe) != Some(WriteOrder::Orderless) {
             return self.write_in_order(context, sqe, data, env, outbox);
         }
-        let checked = match Self::check_write(context, sqe, data, env) {
+        let checked = match Self::check_write(context, (sqe, trim), data, env) {
             Ok(checked) => checked,
             Err(status) => {
                 context.send_completion(sqe.cid(), status, 0, outbox);
                 return Ok(());
             }
         };
+        if trim.is_some() {
+            return self.write_in_part(context, (sqe, trim), data, checked, env, outbox);
+        }
         let CheckedWrite { ns_index, data_len, is_in_capsule } = checked;
         if !is_in_capsule {
             return context.insert_and_request_data(sqe, ns_index, data_len, env, outbox);
@@ -169,6 +174,9 @@ impl PlainIo {
         outbox: &mut Outbox<E::Buf>,
     ) {
         let command = &context.commands[index];
+        if command.trim.is_some() && !command.extent().is_whole() {
+            return self.modify_and_go_on(context, index, env, outbox);
+        }
         let (ns_index, lba) = (usize::from(command.ns_index), command.piece_lba());
         // Another host may have claimed the volume while the data was in transit (trap T21).
         if let Err(status) = context.guard(ns_index, env) {
@@ -198,11 +206,11 @@ impl PlainIo {
     pub(super) fn read<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
-        sqe: &Sqe,
+        (sqe, trim): (&Sqe, Trim),
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let data_len = sqe.nlb() * BLOCK_SIZE;
+        let data_len = trim.data_len(sqe);
         let checked = context.check_blocks(sqe).and_then(|ns_index| match sqe.sgl() {
             _ if data_len > TRANSFER_BYTES_MAX => Err(Status::INVALID_FIELD.with_dnr()),
             Ok(Sgl::Transport { len }) if len == data_len => Ok(ns_index),
@@ -210,7 +218,7 @@ impl PlainIo {
             Ok(Sgl::InCapsule { .. }) => Err(Status::SGL_TYPE_INVALID.with_dnr()),
             Err(error) => Err(error.status()),
         });
-        self.begin_with_buffer(context, sqe, checked, env, outbox)
+        self.begin_with_buffer(context, (sqe, trim), checked, env, outbox)
     }
 
     /// Puts a command that has passed its checks into the table, and begins it when the connection
@@ -219,16 +227,20 @@ impl PlainIo {
     pub(super) fn begin_with_buffer<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
-        sqe: &Sqe,
+        (sqe, trim): (&Sqe, Trim),
         checked: Result<usize, Status>,
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         if let Some(InsertedCommand { index, .. }) =
             context.insert_or_refuse(sqe, Stage::Budget, checked, outbox)?
-            && context.charge_or_enqueue(index, piece_of(sqe.nlb() * BLOCK_SIZE), outbox)
         {
-            self.start_with_buffer(context, index, env, outbox);
+            let command = &mut context.commands[index];
+            command.trim = trim;
+            let first_piece = command.piece_at(0);
+            if context.charge_or_enqueue(index, first_piece, outbox) {
+                self.start_with_buffer(context, index, env, outbox);
+            }
         }
         Ok(())
     }
@@ -273,9 +285,9 @@ impl PlainIo {
             return context.complete_command(index, refusal, 0, outbox);
         }
         command.stage = Stage::Device;
-        let (lba, blocks) = (command.piece_lba(), command.data_len / BLOCK_SIZE);
+        let (lba, blocks) = (command.piece_lba(), command.piece_blocks());
         let op = OpId::new(context.key, index);
-        if let Submitted::Done(result) = env.device(ns_index).read(op.0, lba, blocks.into()) {
+        if let Submitted::Done(result) = env.device(ns_index).read(op.0, lba, blocks) {
             self.on_device_result(context, index, result, env, outbox);
         }
     }
@@ -390,7 +402,7 @@ impl PlainIo {
     pub(super) fn write_zeroes<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
-        sqe: &Sqe,
+        (sqe, trim): (&Sqe, Trim),
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
@@ -403,7 +415,12 @@ impl PlainIo {
             return Ok(());
         };
         debug_assert_eq!(usize::from(context.commands[index].ns_index), ns_index);
-        self.submit_write_zeroes(context, index, env, outbox);
+        context.commands[index].trim = trim;
+        if trim.is_some() {
+            self.zero_in_part(context, index, env, outbox);
+        } else {
+            self.submit_write_zeroes(context, index, env, outbox);
+        }
         Ok(())
     }
 
@@ -448,7 +465,12 @@ impl PlainIo {
             return;
         }
         let ns_index = usize::from(command.ns_index);
+        let is_exclusive = command.lock.is_some_and(|lock| lock.is_exclusive);
         match (command.sqe.opcode(), command.partner) {
+            (_, None) if is_exclusive => self.on_locked_to_modify(context, index, env, outbox),
+            (opcode::WRITE_ZEROES, None) if command.trim.is_some() => {
+                self.zero_in_part(context, index, env, outbox);
+            }
             (_, Some(_)) => self.compare_half(context, index, env, outbox),
             (opcode::WRITE, None) => self.submit_received_write(context, index, env, outbox),
             (opcode::WRITE_ZEROES, None) => match context.guard(ns_index, env) {
@@ -478,6 +500,10 @@ impl PlainIo {
         if is_in_drive_order(&command.sqe) {
             return self.on_ordered_result(context, index, result.map(|_| ()), env, outbox);
         }
+        let modifying = command.modifying;
+        if modifying == Modifying::Writing {
+            context.end_modifying(index);
+        }
         let was_flush = stage == Stage::DeviceFlush || code == opcode::FLUSH;
         if was_flush {
             let is_loss = matches!(&result, Err(error) if !is_stream_failure(error));
@@ -500,6 +526,9 @@ impl PlainIo {
             Err(error) => status_of(&error, is_read(code)),
             // There is no peer, so the status does not matter.
             Ok(_) if context.is_closing => Status::SUCCESS,
+            Ok(content) if modifying == Modifying::Reading => {
+                return self.on_read_to_modify(context, index, content, env, outbox);
+            }
             Ok(buf) => match code {
                 opcode::READ => {
                     if finish_read(context, index, ns_index, buf, outbox)
@@ -514,7 +543,7 @@ impl PlainIo {
                     return;
                 }
                 opcode::COMPARE if context.commands[index].partner.is_some() => {
-                    return self.write_half(context, index, buf.as_ref(), env, outbox);
+                    return self.write_half(context, index, buf, env, outbox);
                 }
                 opcode::COMPARE => {
                     return self.on_content_read(context, index, buf.as_ref(), env, outbox);
@@ -523,6 +552,9 @@ impl PlainIo {
                 opcode::VERIFY => return self.on_piece_verified(context, index, env, outbox),
                 opcode::WRITE if context.begin_next_piece(index) => {
                     return context.request_data_or_fail(index, env, outbox);
+                }
+                opcode::WRITE_ZEROES if context.begin_next_zeroes(index) => {
+                    return self.zero_in_part(context, index, env, outbox);
                 }
                 opcode::DATASET_MANAGEMENT => {
                     return self.deallocate_next(context, index, env, outbox);
@@ -614,7 +646,9 @@ fn finish_read<E: TargetEnv>(
     };
     let command = &context.commands[index];
     let (cid, datao, datal) = (command.sqe.cid(), command.piece_offset, command.data_len);
-    debug_assert_eq!(buf.as_ref().len(), datal as usize, "a read of another length");
+    let start = command.piece_skip() as usize;
+    let range = start..start + datal as usize;
+    debug_assert!(range.end <= buf.as_ref().len(), "a read of another length");
     let has_next = context.begin_next_piece(index);
     if has_next {
         // The data counts as unsent bytes from now on.
@@ -629,29 +663,30 @@ fn finish_read<E: TargetEnv>(
     let no_sq_flow = context.queue.as_ref().is_some_and(|queue| queue.no_sq_flow);
     let (last, success) = (!has_next, !has_next && no_sq_flow);
     let header = DataHdr { cccid: cid, ttag: 0, datao, datal, last, success };
-    send_data(context, &header, buf, outbox);
+    send_data(context, &header, buf, range, outbox);
     if last && !success {
         context.send_completion(cid, Status::SUCCESS, 0, outbox);
     }
     has_next
 }
 
-/// Sends data of a read. It goes into the outbox without a copy.
+/// Sends data of a read, which is a range of `buf`. It goes into the outbox without a copy.
 fn send_data<E: TargetEnv>(
     context: &Context<E>,
     header: &DataHdr,
     buf: E::Buf,
+    range: Range<usize>,
     outbox: &mut Outbox<E::Buf>,
 ) {
     let tx = &context.tx;
     outbox.push_bytes(|bytes| tx.c2h_data(header, bytes));
     if tx.data_digest {
         let mut digest = alloc::vec::Vec::with_capacity(4);
-        tx.data_digest([buf.as_ref()], &mut digest);
-        outbox.push_payload(buf);
+        tx.data_digest([&buf.as_ref()[range.clone()]], &mut digest);
+        outbox.push_slice(buf, range);
         outbox.push_bytes(|bytes| bytes.extend_from_slice(&digest));
     } else {
-        outbox.push_payload(buf);
+        outbox.push_slice(buf, range);
     }
 }
 

@@ -112,7 +112,8 @@ fn report_when_drained<E: TargetEnv>(
     });
     match report {
         Err(ticket) => {
-            context.commands[index].lock = Some(HeldLock { ticket, is_used: false });
+            context.commands[index].lock =
+                Some(HeldLock { ticket, is_used: false, is_exclusive: false });
         }
         Ok((generation, kind, registrants)) => {
             let len = sqe.report_len() as usize;
@@ -169,7 +170,7 @@ fn change_reservations<E: TargetEnv>(
     };
     let command = &mut context.commands[index];
     command.stage = Stage::Locked;
-    command.lock = Some(HeldLock { ticket, is_used: false });
+    command.lock = Some(HeldLock { ticket, is_used: false, is_exclusive: false });
     command.early_status = changed.err();
     // The change is made already, so the command can't be aborted.
     command.begun_range_count = 1;

@@ -11,7 +11,7 @@
 //!
 //! Commands whose buffer the budget does not allow yet wait in `waiting_for_budget`, in order.
 //!
-//! A plain read or write of more than [`CONNECTION_BYTES`] is carried out in pieces of this size, one
+//! A plain read or write of more than [`CONNECTION_BYTES`](super::limits::CONNECTION_BYTES) is carried out in pieces of this size, one
 //! after the other. So a connection can carry out any one command within its own share of the memory
 //! (trap T28):
 //!
@@ -31,7 +31,8 @@ use super::closed::Closed;
 use super::commands::{Command, Stage};
 use super::context::Context;
 use super::env::TargetEnv;
-use super::limits::{BLOCK_SIZE, CONNECTION_BYTES, TRANSFER_BUDGET};
+use super::lba::Trim;
+use super::limits::TRANSFER_BUDGET;
 use crate::outbox::Outbox;
 
 impl<E: TargetEnv> Context<E> {
@@ -45,8 +46,23 @@ impl<E: TargetEnv> Context<E> {
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
+        self.insert_and_request_part(sqe, Trim::default(), ns_index, data_len, env, outbox)
+    }
+
+    /// Like [`insert_and_request_data`](Self::insert_and_request_data), for a command with a trim.
+    pub(super) fn insert_and_request_part(
+        &mut self,
+        sqe: &Sqe,
+        trim: Trim,
+        ns_index: usize,
+        data_len: u32,
+        env: &mut E,
+        outbox: &mut Outbox<E::Buf>,
+    ) -> Result<(), Closed> {
         let index = self.insert_command(sqe, Stage::Budget, ns_index)?;
-        let first_piece = data_len.min(self.commands[index].piece_max());
+        let command = &mut self.commands[index];
+        command.trim = trim;
+        let first_piece = data_len.min(command.piece_max() - u32::from(trim.head));
         if self.charge_or_enqueue(index, first_piece, outbox) {
             self.request_data_or_fail(index, env, outbox);
         }
@@ -60,15 +76,14 @@ impl<E: TargetEnv> Context<E> {
             self.give_up_lock(index);
         }
         let command = &mut self.commands[index];
-        let piece_max = command.piece_max();
         let next_offset = command.piece_offset + command.data_len;
-        let total_bytes = command.sqe.nlb() * BLOCK_SIZE;
+        let total_bytes = command.trim.data_len(&command.sqe);
         // Data in a capsule is never in pieces, and a smaller piece is the last one.
-        if command.data_len < piece_max || next_offset >= total_bytes {
+        if command.data_len < command.piece_at(command.piece_offset) || next_offset >= total_bytes {
             return false;
         }
         command.piece_offset = next_offset;
-        command.data_len = piece_max.min(total_bytes - next_offset);
+        command.data_len = command.piece_at(next_offset);
         true
     }
 
@@ -312,9 +327,4 @@ pub(super) struct OpenDataInput {
 pub(super) struct DataEnd {
     pub(super) header: DataHdr,
     pub(super) is_digest_valid: bool,
-}
-
-/// The bytes of the first piece of `data_len` bytes.
-pub(super) const fn piece_of(data_len: u32) -> u32 {
-    if data_len > CONNECTION_BYTES as u32 { CONNECTION_BYTES as u32 } else { data_len }
 }

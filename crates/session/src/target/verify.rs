@@ -11,7 +11,8 @@ use super::commands::Stage;
 use super::context::Context;
 use super::env::TargetEnv;
 use super::ids::OpId;
-use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
+use super::lba::Trim;
+use super::limits::TRANSFER_BYTES_MAX;
 use super::plain::PlainIo;
 use crate::outbox::Outbox;
 
@@ -20,16 +21,16 @@ impl PlainIo {
     pub(super) fn verify<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
-        sqe: &Sqe,
+        (sqe, trim): (&Sqe, Trim),
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let data_len = sqe.nlb() * BLOCK_SIZE;
+        let data_len = trim.data_len(sqe);
         let checked = match context.check_blocks(sqe) {
             Ok(_) if data_len > TRANSFER_BYTES_MAX => Err(Status::INVALID_FIELD.with_dnr()),
             checked => checked,
         };
-        self.begin_with_buffer(context, sqe, checked, env, outbox)
+        self.begin_with_buffer(context, (sqe, trim), checked, env, outbox)
     }
 
     /// Reads the next piece of a Verify.
@@ -43,14 +44,14 @@ impl PlainIo {
         loop {
             let command = &mut context.commands[index];
             let ns_index = usize::from(command.ns_index);
-            let (lba, blocks) = (command.piece_lba(), command.data_len / BLOCK_SIZE);
+            let (lba, blocks) = (command.piece_lba(), command.piece_blocks());
             command.stage = Stage::Device;
             // The result shows whether blocks can be read, like that of a read (trap T8).
             if let Some(refusal) = context.refuses_new_read(ns_index) {
                 return context.complete_command(index, refusal, 0, outbox);
             }
             let op = OpId::new(context.key, index);
-            match env.device(ns_index).read(op.0, lba, blocks.into()) {
+            match env.device(ns_index).read(op.0, lba, blocks) {
                 Submitted::Pending => return,
                 Submitted::Done(Ok(_)) if context.begin_next_piece(index) => {}
                 Submitted::Done(result) => {

@@ -65,6 +65,7 @@ fn start(volatile: &[bool], parts: &Parts, drives: Vec<Drive>) -> Media {
     let namespaces = volatile.iter().zip(1..).map(|(volatile, nsid)| NamespaceConfig {
         nsid,
         blocks: DRIVE_BLOCKS,
+        lba_size: Default::default(),
         nguid: [nsid as u8; 16],
         uuid: [0x10 + nsid as u8; 16],
         volatile: *volatile,

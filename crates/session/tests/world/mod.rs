@@ -18,8 +18,8 @@ use riopipe_session::outbox::Outbox;
 use riopipe_session::stages::Spent;
 use riopipe_session::target::limits::H2C_DATA_BYTES_MAX;
 use riopipe_session::target::{
-    Closed, ConnId, Event, Identity, NamespaceConfig, Namespaces, OpId, Shared, Split, TargetConn,
-    TargetEnv, Volumes,
+    Closed, ConnId, Event, Identity, LbaSize, NamespaceConfig, Namespaces, OpId, Shared, Split,
+    TargetConn, TargetEnv, Volumes,
 };
 use riopipe_session::wire;
 pub(crate) use riopipe_testkit::attribute;
@@ -412,9 +412,29 @@ impl World {
         parts: Parts,
         volumes: Volumes<Part>,
     ) -> Self {
+        Self::over_drives(volatile, order, LbaSize::default(), identity, parts, volumes)
+    }
+
+    /// Drives without a volatile cache whose namespaces have logical blocks of 512 bytes.
+    pub(crate) fn with_small_blocks(drives: usize) -> Self {
+        let (volatile, size) = (vec![false; drives], LbaSize::Bytes512);
+        let volumes = Volumes::without_log(crc);
+        let order = DriveOrder::None;
+        Self::over_drives(&volatile, order, size, identity(), Parts::default(), volumes)
+    }
+
+    pub(crate) fn over_drives(
+        volatile: &[bool],
+        order: DriveOrder,
+        lba_size: LbaSize,
+        identity: Identity,
+        parts: Parts,
+        volumes: Volumes<Part>,
+    ) -> Self {
         let namespaces = volatile.iter().zip(1..).map(|(volatile, nsid)| NamespaceConfig {
             nsid,
             blocks: BLOCKS,
+            lba_size,
             nguid: [nsid as u8; 16],
             uuid: [0x10 + nsid as u8; 16],
             volatile: *volatile,

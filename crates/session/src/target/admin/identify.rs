@@ -393,21 +393,40 @@ fn limits_of_commands() -> NvmController {
 
 /// The Identify data of a namespace.
 fn namespace_page(config: &NamespaceConfig) -> Namespace {
-    Namespace {
-        nsze: config.blocks,
-        ncap: config.blocks,
-        nuse: config.blocks,
+    let per_block = config.lba_size.per_drive_block();
+    let blocks = config.blocks * u64::from(per_block);
+    let page = Namespace {
+        nsze: blocks,
+        ncap: blocks,
+        nuse: blocks,
         nmic: NMIC_SHARED,
         rescap: RESCAP,
         // Deallocated blocks read as zeroes (trap T10).
         dlfeat: identify::DLFEAT_ZEROES | identify::DLFEAT_DEAC,
-        mssrl: COPY_RANGE_BLOCKS_MAX as u16,
-        mcl: COPY_BLOCKS_MAX,
+        mssrl: (COPY_RANGE_BLOCKS_MAX * per_block) as u16,
+        mcl: COPY_BLOCKS_MAX * per_block,
         msrc: (COPY_RANGES_MAX - 1) as u8,
         nguid: config.nguid,
-        // Blocks of 2¹² bytes.
-        lbads: 12,
+        lbads: config.lba_size.log2(),
         ..Namespace::default()
+    };
+    if !config.lba_size.is_small() {
+        return page;
+    }
+    // A write within a block of the drive is atomic (assumption M1). What fills such blocks whole is
+    // written without a read before it.
+    let block = (per_block - 1) as u16;
+    Namespace {
+        nsfeat: identify::NSFEAT_ATOMICS | identify::NSFEAT_OPTPERF,
+        nawun: block,
+        nawupf: block,
+        nabsn: block,
+        nabspf: block,
+        npwg: block,
+        npwa: block,
+        npdg: block,
+        npda: block,
+        ..page
     }
 }
 

@@ -14,6 +14,7 @@ use crate::target::commands::Stage;
 use crate::target::context::fenced_owner;
 use crate::target::drive_order::is_in_drive_order;
 use crate::target::env::{TargetEnv, WrongDigest};
+use crate::target::lba::Trim;
 use crate::target::reserve::{changes_reservations, report_reservations};
 use crate::target::transfer::DataEnd;
 use crate::wire;
@@ -98,7 +99,7 @@ impl<E: TargetEnv> TargetConn<E> {
             false => self.execute_io(capsule, env, outbox),
         };
         if !self.context.new_errors.is_empty() {
-            self.context.describe_error(sqe);
+            self.context.describe_error(sqe, sqe.slba());
         }
         outcome
     }
@@ -156,20 +157,33 @@ impl<E: TargetEnv> TargetConn<E> {
             context.send_completion(cid, Status::TRANSIENT_TRANSPORT, 0, outbox);
             return Ok(());
         }
+        let translated: Sqe;
+        let (sqe, trim) = match context.translated(sqe) {
+            None => (sqe, Trim::default()),
+            Some(Ok((of_drive, trim))) => {
+                translated = of_drive;
+                (&translated, trim)
+            }
+            Some(Err(status)) => {
+                plain.on_unread_half(context, sqe, outbox);
+                context.send_completion(cid, status, 0, outbox);
+                return Ok(());
+            }
+        };
         if sqe.fuse() != 0 {
             plain.on_unread_command(context, sqe, outbox);
-            return plain.fused_command(context, sqe, data, env, outbox);
+            return plain.fused_command(context, (sqe, trim), data, env, outbox);
         }
         match sqe.opcode() {
-            opcode::WRITE => plain.write(context, sqe, data, env, outbox),
-            opcode::READ => plain.read(context, sqe, env, outbox),
+            opcode::WRITE => plain.write(context, (sqe, trim), data, env, outbox),
+            opcode::READ => plain.read(context, (sqe, trim), env, outbox),
             opcode::FLUSH => plain.flush(context, sqe, env, outbox),
-            opcode::COMPARE => plain.compare(context, sqe, data, env, outbox),
-            opcode::VERIFY => plain.verify(context, sqe, env, outbox),
+            opcode::COMPARE => plain.compare(context, (sqe, trim), data, env, outbox),
+            opcode::VERIFY => plain.verify(context, (sqe, trim), env, outbox),
             opcode::COPY => plain.copy(context, sqe, data, env, outbox),
             code if changes_reservations(code) => plain.reserve(context, sqe, data, env, outbox),
             opcode::RESERVATION_REPORT => report_reservations(context, sqe, env, outbox),
-            opcode::WRITE_ZEROES => plain.write_zeroes(context, sqe, env, outbox),
+            opcode::WRITE_ZEROES => plain.write_zeroes(context, (sqe, trim), env, outbox),
             opcode::DATASET_MANAGEMENT => plain.dataset(context, sqe, data, env, outbox),
             wire::IO_BIND => {
                 self.bind(sqe, env, outbox);
@@ -307,8 +321,8 @@ impl<E: TargetEnv> TargetConn<E> {
                 _ => plain.start_with_buffer(context, index, env, outbox),
             }
         }
-        if !plain.waiting_pairs.is_empty() {
-            plain.start_waiting_pairs(context, env, outbox);
+        if !plain.waiting_for_lock.is_empty() {
+            plain.start_waiting_for_lock(context, env, outbox);
         }
     }
 

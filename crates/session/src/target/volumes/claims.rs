@@ -176,7 +176,7 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    /// Checks the members of a claim: each exists, none is named twice, and none belongs to another
+    /// Checks the members of a claim: each exists and has blocks of 4096 bytes, none is named twice, and none belongs to another
     /// volume that has an owner or is not recovered (traps T20, T21).
     fn check_members(&self, claim: &Claim, namespaces: &Namespaces) -> Result<(), Refusal> {
         let members = &claim.members;
@@ -187,7 +187,12 @@ impl<R: Region> Volumes<R> {
         if members.len() > MEMBERS_MAX || (1..members.len()).any(is_repeated) {
             return Err(Refusal::do_not_retry(Status::INVALID_FIELD));
         }
-        if members.iter().any(|member| namespaces.find(member.nsid).is_none()) {
+        // The log counts blocks of 4096 bytes.
+        let can_be_member = |member: &MemberNamespace| {
+            let found = namespaces.find(member.nsid);
+            found.is_some_and(|(_, namespace)| !namespace.config.lba_size.is_small())
+        };
+        if !members.iter().all(can_be_member) {
             return Err(Refusal::do_not_retry(Status::INVALID_NAMESPACE));
         }
         let are_guarded = self.list.iter().any(|other| {
