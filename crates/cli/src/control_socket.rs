@@ -40,6 +40,13 @@ pub(crate) enum Request {
         /// Remove namespaces also from volumes that need them.
         force: bool,
     },
+    /// Set the ANA state of a port, if there is one, and report all.
+    Ana {
+        /// The port and the state, if one is to be set.
+        set: Option<(u16, String)>,
+        /// The group; all if absent.
+        group: Option<u32>,
+    },
     /// End once all volumes are closed.
     Drain {
         /// Longest wait for that, in ms.

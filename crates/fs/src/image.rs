@@ -328,6 +328,7 @@ impl Service {
                 uuid: Some(superblock.uuid_text()),
                 nguid: Some(superblock.uuid_text().replace('-', "")),
                 lba_size: None,
+                ana_group: None,
             }],
             log: Some(format!("{}{log_size}", spec_of(&files.log))),
             accept_lost_log: options.accept_lost_log,

@@ -456,6 +456,13 @@ impl Sqe {
         self.0[41] & 0x80 != 0
     }
 
+    /// Return Groups Only (RGO) of the log page Asymmetric Namespace Access: bit 0 of the Log Specific
+    /// Parameter, dword 10 bit 8.
+    #[must_use]
+    pub fn log_groups_only(&self) -> bool {
+        self.0[41] & 1 != 0
+    }
+
     /// Bytes asked for by Get Log Page, at least 4, a multiple of 4.
     #[must_use]
     pub fn log_len(&self) -> u64 {

@@ -73,11 +73,15 @@ pub mod event {
     pub const RESERVATION_AVAILABLE: u8 = 0x00;
     /// Notice: namespaces were added, removed or changed; the log page is 04h.
     pub const NAMESPACE_CHANGED: u8 = 0x00;
+    /// Notice: the ANA state of a group has changed; the log page is 0Ch.
+    pub const ANA_CHANGED: u8 = 0x03;
     /// Notice: the discovery log changed; the log page is 70h.
     pub const DISCOVERY_CHANGED: u8 = 0xf0;
 
     /// Bit of OAES and of the event configuration: notices of namespace changes.
     pub const CONFIG_NAMESPACE: u32 = 1 << 8;
+    /// Bit of OAES and of the event configuration: notices of changed ANA states.
+    pub const CONFIG_ANA: u32 = 1 << 11;
     /// Bit of OAES and of the event configuration: the subsystem begins a normal shutdown.
     pub const CONFIG_NORMAL_SHUTDOWN: u32 = 1 << 15;
     /// Bit of OAES and of the event configuration: notices of discovery log changes.

@@ -144,6 +144,14 @@ pub struct Controller {
     pub elpe: u8,
     /// Byte 320: granularity of the keep alive timer in 100 ms; 0: no keep alive.
     pub kas: u16,
+    /// Byte 342: longest time of a change of the ANA state, in seconds.
+    pub anatt: u8,
+    /// Byte 343: abilities of asymmetric namespace access ([`crate::ana`]).
+    pub anacap: u8,
+    /// Byte 344: largest ANA group identifier.
+    pub anagrpmax: u32,
+    /// Byte 348: most ANA groups.
+    pub nanagrpid: u32,
     /// Byte 512: size of submission queue entries, required (3:0) and largest (7:4), as powers of
     /// two: 66h.
     pub sqes: u8,
@@ -221,6 +229,10 @@ impl Controller {
         bytes[261] = self.lpa;
         bytes[262] = self.elpe;
         put_u16(&mut bytes, 320, self.kas);
+        bytes[342] = self.anatt;
+        bytes[343] = self.anacap;
+        put_u32(&mut bytes, 344, self.anagrpmax);
+        put_u32(&mut bytes, 348, self.nanagrpid);
         bytes[512] = self.sqes;
         bytes[513] = self.cqes;
         put_u16(&mut bytes, 514, self.maxcmd);
@@ -273,6 +285,10 @@ impl Controller {
             lpa: bytes[261],
             elpe: bytes[262],
             kas: u16_at(bytes, 320),
+            anatt: bytes[342],
+            anacap: bytes[343],
+            anagrpmax: u32_at(bytes, 344),
+            nanagrpid: u32_at(bytes, 348),
             sqes: bytes[512],
             cqes: bytes[513],
             maxcmd: u16_at(bytes, 514),
@@ -363,6 +379,8 @@ pub struct Namespace {
     pub mcl: u32,
     /// Byte 80: source ranges of a Copy at most, less one.
     pub msrc: u8,
+    /// Byte 92: ANA group identifier; 0: none.
+    pub anagrpid: u32,
     /// Byte 99: attributes; bit 0: write protected.
     pub nsattr: u8,
     /// Byte 104: globally unique identifier; zero: none.
@@ -418,6 +436,7 @@ impl Namespace {
         put_u16(&mut bytes, 74, self.mssrl);
         put_u32(&mut bytes, 76, self.mcl);
         bytes[80] = self.msrc;
+        put_u32(&mut bytes, 92, self.anagrpid);
         bytes[99] = self.nsattr;
         put(&mut bytes, 104, &self.nguid);
         put(&mut bytes, 120, &self.eui64);
@@ -453,6 +472,7 @@ impl Namespace {
             npwa: u16_at(bytes, 66),
             npdg: u16_at(bytes, 68),
             npda: u16_at(bytes, 70),
+            anagrpid: u32_at(bytes, 92),
             nsattr: bytes[99],
             mssrl: u16_at(bytes, 74),
             mcl: u32_at(bytes, 76),
@@ -655,11 +675,12 @@ const NSTAT_READY: u8 = 1;
 
 /// Identify Namespace, common to all command sets (CNS 08h, Base §5.17.2.8).
 #[must_use]
-pub fn common_namespace(nsfeat: u8, nmic: u8, rescap: u8, nsattr: u8) -> [u8; LEN] {
+pub fn common_namespace(nsfeat: u8, nmic: u8, rescap: u8, anagrpid: u32, nsattr: u8) -> [u8; LEN] {
     let mut bytes = [0; LEN];
     bytes[0] = nsfeat;
     bytes[1] = nmic;
     bytes[2] = rescap;
+    put_u32(&mut bytes, 4, anagrpid);
     bytes[8] = nsattr;
     bytes[14] = NSTAT_READY;
     bytes

@@ -25,6 +25,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod ana;
 pub mod auth;
 mod bytes;
 pub mod command;

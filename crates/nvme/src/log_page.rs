@@ -23,6 +23,8 @@ pub const EFFECTS: u8 = 0x05;
 pub const TELEMETRY_HOST: u8 = 0x07;
 /// Telemetry Controller-Initiated.
 pub const TELEMETRY_CONTROLLER: u8 = 0x08;
+/// Asymmetric Namespace Access ([`crate::ana`]).
+pub const ANA: u8 = 0x0c;
 /// Discovery.
 pub const DISCOVERY: u8 = 0x70;
 

@@ -94,6 +94,9 @@ statuses! {
     ACCESS_DENIED = (0x2, 0x86, "access denied");
 
     PATH_INTERNAL = (0x3, 0x00, "internal path error");
+    ANA_PERSISTENT_LOSS = (0x3, 0x01, "asymmetric access persistent loss: the port does not reach the namespace any more");
+    ANA_INACCESSIBLE = (0x3, 0x02, "asymmetric access inaccessible: the port does not reach the namespace now");
+    ANA_TRANSITION = (0x3, 0x03, "asymmetric access transition: the port changes its access to the namespace");
     CONTROLLER_PATHING = (0x3, 0x60, "controller pathing error");
     HOST_PATHING = (0x3, 0x70, "host pathing error");
     ABORTED_BY_HOST = (0x3, 0x71, "command aborted by host");

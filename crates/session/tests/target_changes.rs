@@ -27,6 +27,7 @@ fn config(nsid: u32, id: u8) -> NamespaceConfig {
         nsid,
         blocks: BLOCKS,
         lba_size: Default::default(),
+        ana_group: 1,
         nguid: [id; 16],
         uuid: [id; 16],
         volatile: false,

@@ -51,8 +51,9 @@ fn a_changed_namespace_is_reported_once_until_the_list_is_read() {
     let mut w = World::new(&[false]);
     let (admin, _) = w.admin();
     let (id, _) = w.fetch(admin, peer::identify(1, 1, 0));
-    // Bit 15: the normal shutdown of the subsystem, with which a target drains.
-    assert_eq!(id[92..96], (ENABLE_NAMESPACE | 1 << 15).to_le_bytes(), "OAES");
+    // Bit 11: changes of the ANA state. Bit 15: the normal shutdown of the subsystem, with which a
+    // target drains.
+    assert_eq!(id[92..96], (ENABLE_NAMESPACE | 1 << 11 | 1 << 15).to_le_bytes(), "OAES");
     enable(&mut w, admin, ENABLE_NAMESPACE);
     for cid in [20, 21] {
         w.command(admin, event_request(cid), &[]);

@@ -18,6 +18,7 @@ fn large() -> (World, usize, usize) {
         nsid: 1,
         blocks: LARGE,
         lba_size: Default::default(),
+        ana_group: 1,
         nguid: [1; 16],
         uuid: [1; 16],
         volatile: false,

@@ -19,6 +19,7 @@ fn with_namespaces(ids: &[u32]) -> World {
         nsid: *nsid,
         blocks: BLOCKS,
         lba_size: Default::default(),
+        ana_group: 1,
         nguid: [*nsid as u8; 16],
         uuid: [0x10 + *nsid as u8; 16],
         volatile: false,

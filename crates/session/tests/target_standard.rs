@@ -242,7 +242,7 @@ fn identify_describes_controller_and_namespaces() {
     assert_eq!(id[516], 2, "NN");
     assert_eq!(id[540], 2, "MNAN");
     assert_eq!(u16::from_le_bytes([id[514], id[515]]), QUEUE_ENTRIES_MAX, "MAXCMD");
-    assert_eq!(id[76], 0b10, "CMIC: other controllers have the namespaces, too");
+    assert_eq!(id[76], 0b1010, "CMIC: other controllers have the namespaces, too; ANA");
     assert_eq!(id[96], 0b100_0001, "CTRATT: long host ids, keep alive by traffic");
     assert_eq!(id[260], 0b11, "FRMW: one slot, read only");
     assert_eq!(id[1804] & 1, 1, "OFCS: queues may be disconnected");
@@ -273,7 +273,7 @@ fn identify_describes_controller_and_namespaces() {
     assert_eq!(ns[30], 1, "NMIC: shared");
     let (pages, _) = w.fetch(at, peer::get_log(1, 0, 0, 1024));
     let there: Vec<usize> = (0..256).filter(|lid| pages[4 * lid] & 1 != 0).collect();
-    assert_eq!(there, [0, 1, 2, 3, 4, 5, 0x80]);
+    assert_eq!(there, [0, 1, 2, 3, 4, 5, 0x0c, 0x80]);
     let (smart, _) = w.fetch(at, peer::get_log(1, 2, 0, 512));
     assert_eq!(u16::from_le_bytes([smart[1], smart[2]]), 300, "kelvin");
     assert_eq!((smart[3], smart[4]), (100, 10), "spare, and its threshold");

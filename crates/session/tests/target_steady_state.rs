@@ -76,6 +76,7 @@ fn warm(is_ordered: bool) -> (Sink, Link) {
         nsid: 1,
         blocks: 10_000,
         lba_size: Default::default(),
+        ana_group: 1,
         nguid: [0; 16],
         uuid: [1; 16],
         volatile: false,

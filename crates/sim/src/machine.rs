@@ -219,6 +219,7 @@ impl Machine {
             nsid,
             blocks: u64::from(self.spec.blocks),
             lba_size: Default::default(),
+            ana_group: 1,
             nguid: nguid(self.index, nsid as usize - 1),
             uuid: [0x80 + 16 * self.index as u8 + nsid as u8; 16],
             volatile: !drive.spec().plp,

@@ -108,6 +108,7 @@ fn target() -> Sink {
         nsid: 1,
         blocks: BLOCKS,
         lba_size: Default::default(),
+        ana_group: 1,
         nguid: [0; 16],
         uuid: [1; 16],
         volatile: false,

@@ -1,14 +1,16 @@
 //! The values of a configuration, checked and completed with defaults. Nothing is opened here.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::RangeInclusive;
 
 use riopipe_metrics::{AddressError, TARGET_PORT, check_address};
 use riopipe_net::{HostPort, allowed_cores};
+use riopipe_nvme::ana::AnaState;
 use riopipe_nvme::fabrics::check_nqn;
 use riopipe_session::drive_identity::DriveId;
 use riopipe_session::target::limits::IO_QUEUES_MAX;
-use riopipe_session::target::{LbaSize, NSID_MAX};
+use riopipe_session::target::{ANA_GROUP_MAX, LbaSize, NSID_MAX, PortState};
 use uuid::Uuid;
 
 use crate::check::Problem;
@@ -31,6 +33,8 @@ pub(crate) struct CheckedConfig {
     /// Number of reactors.
     pub(crate) reactors: usize,
     pub(crate) namespaces: Vec<CheckedNamespace>,
+    /// The ANA states of the ports that the configuration names.
+    pub(crate) ana: Vec<PortState>,
 }
 
 /// One namespace with all of its identifiers.
@@ -47,6 +51,8 @@ pub(crate) struct CheckedNamespace {
     pub(crate) has_nguid: bool,
     /// The size of the logical blocks that hosts see.
     pub(crate) lba_size: LbaSize,
+    /// The ANA group.
+    pub(crate) ana_group: u32,
 }
 
 impl CheckedNamespace {
@@ -68,12 +74,14 @@ impl CheckedConfig {
                 has_uuid: false,
                 has_nguid: false,
                 lba_size: LbaSize::default(),
+                ana_group: 1,
             });
         Self {
             subnqn: config.subnqn.clone().unwrap_or_default(),
             serial: String::new(),
             reactors: 1,
             namespaces: namespaces.collect(),
+            ana: Vec::new(),
         }
     }
 }
@@ -96,10 +104,11 @@ pub(crate) fn check_config(config: &Config) -> Result<CheckedConfig, Vec<Problem
     checker.check_range("memory_mib", config.memory_mib, MEMORY_MIB_MIN..=MEMORY_MIB_MAX);
     checker.check_metrics_address();
     let namespaces = checker.check_namespaces(&subnqn);
+    let ana = checker.check_ana();
     if !checker.problems.is_empty() {
         return Err(checker.problems);
     }
-    Ok(CheckedConfig { subnqn, serial, reactors, namespaces })
+    Ok(CheckedConfig { subnqn, serial, reactors, namespaces, ana })
 }
 
 /// A check of a configuration, which collects all of its errors.
@@ -237,9 +246,57 @@ impl ConfigChecker<'_> {
                 has_uuid: namespace.uuid.is_some(),
                 has_nguid: namespace.nguid.is_some(),
                 lba_size: self.check_lba_size(&place, namespace),
+                ana_group: self.check_ana_group(&place, namespace.ana_group),
             });
         }
         checked
+    }
+
+    /// Checks an ANA group; returns it, or the default.
+    fn check_ana_group(&mut self, place: &str, group: Option<u32>) -> u32 {
+        let group = group.unwrap_or(1);
+        if !(1..=ANA_GROUP_MAX).contains(&group) {
+            let advice = format!("give 1 to {ANA_GROUP_MAX}");
+            self.report(place, format!("ANA group {group}"), &advice);
+        }
+        group
+    }
+
+    /// Checks the ANA states of the ports; returns one for each group that they name.
+    fn check_ana(&mut self) -> Vec<PortState> {
+        let config = self.config;
+        let ports = config.listen.len() + config.discovery.len();
+        let mut states = BTreeMap::new();
+        for named in [false, true] {
+            for (index, entry) in config.ana.iter().enumerate() {
+                if entry.group.is_some() != named {
+                    continue;
+                }
+                let place = format!("ana[{index}]");
+                if entry.port == 0 || usize::from(entry.port) > ports {
+                    let advice = format!("give 1 to {ports}: the places of the addresses");
+                    self.report(&place, format!("port {}", entry.port), &advice);
+                }
+                let Some(state) = AnaState::from_name(&entry.state) else {
+                    let names = AnaState::ALL.map(AnaState::name).join(", ");
+                    let what = format!("state {:?}", entry.state);
+                    self.report(&place, what, &format!("give one of {names}"));
+                    continue;
+                };
+                let groups = match entry.group {
+                    Some(group) => {
+                        let group = self.check_ana_group(&place, Some(group));
+                        group..=group
+                    }
+                    None => 1..=ANA_GROUP_MAX,
+                };
+                for group in groups {
+                    states.insert((entry.port, group), state);
+                }
+            }
+        }
+        let state = |((port, group), state)| PortState { port, group, state };
+        states.into_iter().map(state).collect()
     }
 
     /// Checks the size of a namespace's logical blocks; returns it, or the default.

@@ -1,7 +1,10 @@
 //! The configuration of a target.
 
+#[cfg(doc)]
+use riopipe_session::target::ANA_GROUP_MAX;
 use riopipe_session::target::limits::{IO_QUEUES_MAX, MEMORY_BYTES};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 use crate::check::Problem;
 use crate::secrets::DhchapOptions;
@@ -34,6 +37,8 @@ pub struct Config {
     pub model: String,
     /// The namespaces.
     pub namespaces: Vec<NamespaceOptions>,
+    /// The ANA states of the ports that are not *optimized*.
+    pub ana: Vec<AnaOptions>,
     /// The place of the ordering log, such as `file:/var/lib/rio/log,size=2M` or
     /// `block:/dev/nvme1n1`; without a log, engine `rio` is not available here.
     pub log: Option<String>,
@@ -111,6 +116,22 @@ pub struct NamespaceOptions {
     /// Bytes of a logical block: 4096, or 512 for plain hosts that need that; 4096 if absent.
     #[serde(default)]
     pub lba_size: Option<u32>,
+    /// ANA group, 1 to [`ANA_GROUP_MAX`]; 1 if absent.
+    #[serde(default)]
+    pub ana_group: Option<u32>,
+}
+
+/// The ANA state of a port.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AnaOptions {
+    /// The port: the place of its address in `listen`, counted from 1. Those of `discovery` follow.
+    pub port: u16,
+    /// The ANA group; all groups that no other entry for the port names if absent.
+    #[serde(default)]
+    pub group: Option<u32>,
+    /// `optimized`, `non-optimized`, `inaccessible`, `persistent-loss` or `change`.
+    pub state: String,
 }
 
 /// Port of an address to listen on that has none: the one that IANA has registered for NVMe-oF.
@@ -140,6 +161,15 @@ pub(crate) const DEFAULT_PENDING: usize = 2048;
 /// with the most I/O queues.
 pub(crate) const DEFAULT_PENDING_PER_ADDRESS: usize = 1024;
 
+impl fmt::Display for AnaOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.group {
+            Some(group) => write!(f, "port {}, ANA group {group}: {}", self.port, self.state),
+            None => write!(f, "port {}: {}", self.port, self.state),
+        }
+    }
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -149,6 +179,7 @@ impl Default for Config {
             serial: None,
             model: "Rio target".into(),
             namespaces: Vec::new(),
+            ana: Vec::new(),
             log: None,
             create: false,
             accept_lost_log: false,

@@ -5,7 +5,7 @@ use std::fmt;
 
 use crate::check::Problem;
 use crate::checked_config::CheckedNamespace;
-use crate::config::Config;
+use crate::config::{AnaOptions, Config};
 
 /// The namespaces and hosts that a change of the configuration adds and removes. The text has a line for each, with `+` or
 /// `-` before it.
@@ -19,6 +19,11 @@ pub struct Difference {
     pub added_hosts: Vec<Option<String>>,
     /// The hosts that may not connect any more. `None` stands for any host.
     pub removed_hosts: Vec<Option<String>>,
+    /// The entries of `ana` that come, and those that go: their ports are *optimized* then, or as another
+    /// entry wants.
+    pub added_ana: Vec<AnaOptions>,
+    /// See `added_ana`.
+    pub removed_ana: Vec<AnaOptions>,
 }
 
 /// A namespace and the specification of its drive.
@@ -64,6 +69,12 @@ impl fmt::Display for Difference {
         }
         for added in &self.added_hosts {
             writeln!(f, "+ host: {}", host(added))?;
+        }
+        for removed in &self.removed_ana {
+            writeln!(f, "- {removed}")?;
+        }
+        for added in &self.added_ana {
+            writeln!(f, "+ {added}")?;
         }
         Ok(())
     }
@@ -112,6 +123,11 @@ pub(crate) fn difference(old: Checked<'_>, new: Checked<'_>) -> Result<Differenc
     let without = |hosts: &[Option<String>], others: &[Option<String>]| {
         hosts.iter().filter(|host| !others.contains(host)).cloned().collect()
     };
+    let entries = |these: &Config, others: &Config| -> Vec<AnaOptions> {
+        these.ana.iter().filter(|entry| !others.ana.contains(entry)).cloned().collect()
+    };
+    difference.added_ana = entries(new.config, old.config);
+    difference.removed_ana = entries(old.config, new.config);
     difference.added_hosts = without(&new_hosts, &old_hosts);
     difference.removed_hosts = without(&old_hosts, &new_hosts);
     Ok(difference)
@@ -134,6 +150,9 @@ fn change_of(namespace: &CheckedNamespace, served: &[CheckedNamespace]) -> Resul
             ))
         } else if !same.has_identity_of(namespace) {
             let what = "its uuid or nguid would change";
+            Err(Problem::new(place, what, "restart the target, or remove it and add it again"))
+        } else if same.ana_group != namespace.ana_group {
+            let what = "its ana_group would change";
             Err(Problem::new(place, what, "restart the target, or remove it and add it again"))
         } else if same.lba_size != namespace.lba_size {
             let what = "its lba_size would change";
@@ -165,6 +184,7 @@ fn fixed_keys(old: Checked<'_>, new: Checked<'_>) -> Vec<Problem> {
         serial,
         model,
         namespaces: _,
+        ana: _,
         log,
         // These are for the opening of drives, which a reload does with the new values.
         create: _,

@@ -48,7 +48,8 @@ mod tcp;
 
 pub use check::{Problem, Promise, Report, check};
 pub use config::{
-    Config, DEFAULT_LISTEN, DEFAULT_LOCK_WAIT_MS, DEFAULT_PORT, DEFAULT_SPIN_US, NamespaceOptions,
+    AnaOptions, Config, DEFAULT_LISTEN, DEFAULT_LOCK_WAIT_MS, DEFAULT_PORT, DEFAULT_SPIN_US,
+    NamespaceOptions,
 };
 pub use difference::{Difference, ServedDrive};
 pub use drive_identity::{IdentityError, ShownIdentity, drive_identity};
@@ -58,9 +59,13 @@ pub use log::LogOpenError;
 pub use log_fill::{LogStat, LogVolumeStat};
 pub use nvmetcli::JsonError;
 pub use riopipe_metrics::{StageStat, with_shares};
+pub use riopipe_nvme::ana::AnaState;
 pub use riopipe_session::drive_identity::Origin;
 pub use riopipe_session::target::limits::{LOG_SLOTS_MAX, STREAM_SLOTS_MAX};
+pub use riopipe_session::target::{ANA_GROUP_MAX, PortState};
 pub use riopipe_session::target::{OpenVolume, VolumeInUse, VolumeUse};
 pub use secrets::{DhchapOptions, SecretSource};
 pub use stat::{LABELS_MAX, OTHER, PartStat, Stat};
-pub use target::{ReloadError, ReloadOptions, Reloaded, Running, StartError, StopError, Target};
+pub use target::{
+    AnaError, ReloadError, ReloadOptions, Reloaded, Running, StartError, StopError, Target,
+};

@@ -229,6 +229,7 @@ pub(crate) fn parse(text: &str) -> Result<Config, JsonError> {
         uuid: present_id(device.uuid),
         nguid: present_id(device.nguid),
         lba_size: None,
+        ana_group: None,
     });
     let defaults = Config::default();
     Ok(Config {

@@ -278,6 +278,8 @@ impl Reactor {
     fn accept(&mut self, listener: usize) -> bool {
         let mut has_accepted = false;
         loop {
+            // The port ids count the listeners from 1.
+            let portid = listener as u16 + 1;
             let Some(listener) = self.listeners.get(listener) else {
                 return has_accepted;
             };
@@ -295,7 +297,7 @@ impl Reactor {
                     }
                     let tcp = Tcp::new(socket, self.devices.now);
                     tracing::debug!(peer = %tcp.peer(), conn = place.id().0, "accepted");
-                    let local = tcp.local();
+                    let local = tcp.local(portid);
                     self.core.accepted(place, tcp, local, &mut self.devices);
                 }
                 Ok(None) => return has_accepted,

@@ -23,12 +23,14 @@ use riopipe_media::{
 };
 use riopipe_metrics::{Start, StatSource};
 use riopipe_net::{ListenError, Listener, Poller, PollerError, SpinPolicy, pin_to_core};
+use riopipe_nvme::ana::AnaState;
 use riopipe_order::region::RegionError;
 use riopipe_order::write_order::DriveOrder;
 use riopipe_session::stages::Stages;
 use riopipe_session::target::{
-    CoreConfig, DiscoveryPort, Identity, LabelledDrive, NamespaceConfig, NamespaceIdError,
-    Namespaces, OpenVolume, PendingLimits, Places, QueueCounts, Shared,
+    ANA_GROUP_MAX, CoreConfig, DiscoveryPort, Identity, LabelledDrive, NamespaceConfig,
+    NamespaceIdError, Namespaces, OpenVolume, PendingLimits, Places, PortState, QueueCounts,
+    Shared,
 };
 
 use crate::access::access_notes;
@@ -173,6 +175,22 @@ pub enum StopError {
     Reactor(String),
 }
 
+/// The reason why an ANA state was not set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AnaError {
+    /// The target has no such port.
+    #[error("port {port}: the target has ports 1 to {ports}, the places of its addresses")]
+    Port {
+        /// The port.
+        port: u16,
+        /// How many ports there are.
+        ports: usize,
+    },
+    /// There is no such group.
+    #[error("ANA group {0}: give 1 to {ANA_GROUP_MAX}")]
+    Group(u32),
+}
+
 /// A target that is not running yet.
 pub struct Target;
 
@@ -284,6 +302,7 @@ impl Target {
         let mut shared = Shared::new(identity, namespaces, volumes, riopipe_platform::now_ns());
         shared.set_memory(config.memory_mib << 20);
         shared.set_access(access);
+        shared.set_ana_states(&checked.ana);
         let shared = Arc::new(Mutex::new(shared));
         let metrics = Arc::new(MetricsSource {
             subnqn: checked.subnqn.clone(),
@@ -423,6 +442,7 @@ fn open_drives(
             nsid: namespace.nsid,
             blocks: geometry.blocks,
             lba_size: namespace.lba_size,
+            ana_group: namespace.ana_group,
             nguid: choice.id.nguid,
             uuid: choice.id.uuid,
             volatile: geometry.volatile_cache,
@@ -672,6 +692,44 @@ impl Running {
         for conn in conns {
             self.mailboxes.notify(conn);
         }
+    }
+
+    /// Sets the ANA state of a group at a port, or of all groups, and informs the hosts that are connected
+    /// through that port. A [reload](Self::reload) sets the states of the configuration again.
+    ///
+    /// # Errors
+    /// The port or the group does not exist.
+    pub fn set_ana(&self, port: u16, group: Option<u32>, state: AnaState) -> Result<(), AnaError> {
+        let ports = self.addresses.len() + self.discovery_addresses.len();
+        if port == 0 || usize::from(port) > ports {
+            return Err(AnaError::Port { port, ports });
+        }
+        let groups = match group {
+            Some(group) if group == 0 || group > ANA_GROUP_MAX => {
+                return Err(AnaError::Group(group));
+            }
+            Some(group) => group..=group,
+            None => 1..=ANA_GROUP_MAX,
+        };
+        let mut conns = Vec::new();
+        {
+            let mut shared = lock(&self.shared);
+            for group in groups {
+                conns.extend(shared.set_ana_state(PortState { port, group, state }));
+            }
+        }
+        for conn in conns {
+            self.mailboxes.notify(conn);
+        }
+        let group = group.map_or_else(|| "all".to_owned(), |group| group.to_string());
+        tracing::info!(port, group, state = state.name(), "ANA state set");
+        Ok(())
+    }
+
+    /// The ANA states of the ports that are not *optimized*.
+    #[must_use]
+    pub fn ana_states(&self) -> Vec<PortState> {
+        lock(&self.shared).ana_states()
     }
 
     /// The volumes that have an owner now, which is connected, or may come back within its lease.

@@ -49,10 +49,10 @@ impl Tcp {
         &self.socket
     }
 
-    /// The address of this machine that the host has connected to.
-    pub(crate) fn local(&self) -> Option<LocalAddress> {
+    /// The address of this machine that the host has connected to, which is that of this port.
+    pub(crate) fn local(&self, portid: u16) -> Option<LocalAddress> {
         let address = self.socket.local_addr().ok()?;
-        Some(LocalAddress { traddr: address.ip().to_string(), ipv6: address.is_ipv6() })
+        Some(LocalAddress { traddr: address.ip().to_string(), ipv6: address.is_ipv6(), portid })
     }
 
     /// Receives once: first into `data_space`, then behind the bytes that are not consumed.

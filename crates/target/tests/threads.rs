@@ -181,6 +181,7 @@ fn shared(volatile: bool) -> Arc<Mutex<Shared<MemRegion>>> {
         nsid: 1,
         blocks: 100,
         lba_size: Default::default(),
+        ana_group: 1,
         nguid: [1; 16],
         uuid: [2; 16],
         volatile,

@@ -27,6 +27,9 @@ pub enum Target {
     /// Have a running target read its configuration again: namespaces and hosts come and go
     #[command(after_help = RELOAD_HELP)]
     Reload(Reload),
+    /// Show or set how well the ports of a running target reach its namespaces (ANA)
+    #[command(after_help = ANA_HELP)]
+    Ana(Ana),
     /// End a running target once its hosts have closed their volumes; it takes no new hosts
     #[command(after_help = DRAIN_HELP)]
     Drain(Drain),
@@ -161,6 +164,23 @@ pub struct Stat {
     pub watch: Option<Duration>,
 }
 
+/// The target whose ANA states are shown, or one of them set.
+#[derive(Args, Clone, Debug)]
+pub struct Ana {
+    /// The target.
+    #[command(flatten)]
+    pub control: Control,
+    /// Port: the place of its address in `listen`, counted from 1
+    #[arg(long, value_name = "NUMBER", requires = "state")]
+    pub port: Option<u16>,
+    /// Its new state: optimized, non-optimized, inaccessible, persistent-loss or change
+    #[arg(long, value_name = "STATE", requires = "port")]
+    pub state: Option<String>,
+    /// Only for this ANA group [default: all]
+    #[arg(long, value_name = "NUMBER", requires = "port")]
+    pub group: Option<u32>,
+}
+
 /// The target to drain, and for how long.
 #[derive(Args, Clone, Debug)]
 pub struct Drain {
@@ -264,6 +284,19 @@ Examples:
   rio target reload --dry-run
   rio target reload
   rio target reload --control /run/rio/second.sock -o json";
+
+const ANA_HELP: &str = "\
+A host with paths through several ports uses an optimized one, and a non-optimized one if no other is
+left. A port in another state refuses every I/O command, and the host sends it through another port.
+Admin commands go on. The hosts are informed.
+
+The state stays until the target ends, or `rio target reload` sets those of the configuration.
+
+Examples:
+  rio target ana                                     what is not optimized
+  rio target ana --port 2 --state inaccessible       before work at the network of port 2
+  rio target ana --port 2 --state optimized
+  rio target ana --port 1 --group 2 --state non-optimized";
 
 const DRAIN_HELP: &str = "\
 From now on the target takes no new hosts: their Connect gets the status Controller Busy. Hosts that

@@ -1,5 +1,6 @@
-//! `rio target serve|check|identity|stat|reload|drain`
+//! `rio target serve|check|identity|stat|reload|ana|drain`
 
+mod ana;
 mod drain;
 mod identity;
 mod reload;
@@ -39,6 +40,7 @@ pub(super) fn run(command: Target, output: &Output) -> Result<(), Failure> {
         Target::Identity(args) => identity::run(&args, output),
         Target::Stat(args) => stat::run(&args, output),
         Target::Reload(args) => reload::run(&args, output),
+        Target::Ana(args) => ana::run(&args, output),
         Target::Drain(args) => drain::run(&args, output),
     }
 }

@@ -134,8 +134,8 @@ fn a_namespace_comes_goes_and_comes_back_with_its_volume() {
     let same = scene.reload(&[]).ok();
     assert_eq!(
         keys(&same),
-        "added_hosts added_namespaces closing created dry_run forced removed_hosts \
-         removed_namespaces schema"
+        "added_ana added_hosts added_namespaces closing created dry_run forced removed_ana \
+         removed_hosts removed_namespaces schema"
     );
     assert_eq!(
         (&same["schema"], nsids(&same["added_namespaces"])),

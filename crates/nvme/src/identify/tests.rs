@@ -159,8 +159,8 @@ fn command_set_structures() {
     assert_eq!(id, NvmController { vsl: 7, wzsl: 9, dmrl: 255, dmrsl: 0x10000, dmsl: 2 << 24 });
     assert_eq!(id.encode()[..], bytes[..]);
     assert_eq!(
-        common_namespace(0x10, 1, 0xfe, 0)[..],
-        page(&[(0, &[0x10, 1, 0xfe]), (14, &[1])])[..]
+        common_namespace(0x10, 1, 0xfe, 0x0302, 0)[..],
+        page(&[(0, &[0x10, 1, 0xfe, 0, 2, 3]), (14, &[1])])[..]
     );
     assert_eq!(command_sets()[..], page(&[(0, &[1])])[..]);
 }

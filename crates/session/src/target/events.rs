@@ -55,6 +55,7 @@ pub struct Events {
     /// The namespaces that have changed since the host read their list.
     changed_namespaces: BTreeSet<u32>,
     namespaces: Notification,
+    ana: Notification,
     discovery: Notification,
     /// The notifications about reservations that the host has not read, the oldest first: number,
     /// change, namespace.
@@ -76,6 +77,11 @@ impl Events {
     pub(super) fn namespace_changed(&mut self, nsid: u32) {
         self.changed_namespaces.insert(nsid);
         self.namespaces.note(self.config & event::CONFIG_NAMESPACE != 0);
+    }
+
+    /// Notes that the ANA state of a group has changed.
+    pub(super) fn ana_changed(&mut self) {
+        self.ana.note(self.config & event::CONFIG_ANA != 0);
     }
 
     /// Notes that the discovery log page has changed.
@@ -118,6 +124,8 @@ impl Events {
         if self.namespaces.take() {
             let info = event::NAMESPACE_CHANGED;
             Some(event::result(event::NOTICE, info, log_page::CHANGED_NAMESPACES))
+        } else if self.ana.take() {
+            Some(event::result(event::NOTICE, event::ANA_CHANGED, log_page::ANA))
         } else if self.discovery.take() {
             let info = event::DISCOVERY_CHANGED;
             Some(event::result(event::NOTICE, info, log_page::DISCOVERY))
@@ -151,6 +159,7 @@ impl Events {
                     self.namespaces.note(self.config & event::CONFIG_NAMESPACE != 0);
                 }
             }
+            log_page::ANA => self.ana = Notification::Idle,
             log_page::DISCOVERY => self.discovery = Notification::Idle,
             log_page::RESERVATION => {
                 self.reservations.pop_front();

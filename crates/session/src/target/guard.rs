@@ -9,7 +9,6 @@ use riopipe_order::probe::{self, Plant, Rare};
 
 use super::context::{Context, Queue, fenced_owner};
 use super::env::TargetEnv;
-use super::reservations::CONFLICT;
 use crate::wire;
 
 impl<E: TargetEnv> Context<E> {
@@ -31,17 +30,28 @@ impl<E: TargetEnv> Context<E> {
         self.check_reservation(ns_index)
     }
 
-    /// Checks whether reservations allow the host to change blocks of the namespace. Unlike the guard,
-    /// they concern every command that writes: also the ordered requests of an owner, and FLUSHes.
+    /// Checks whether reservations, and the ANA state of the port, allow the host to change blocks of
+    /// the namespace. Unlike the guard, they concern every command that writes: also the ordered requests
+    /// of an owner, and FLUSHes.
     ///
     /// # Errors
-    /// [`CONFLICT`].
+    /// The status of a reservation conflict, or that of the ANA state.
     #[inline(always)]
     pub(super) fn check_reservation(&self, ns_index: usize) -> Result<(), Status> {
         match &self.queue {
-            Some(queue) if !queue.access.may_write(ns_index) => Err(CONFLICT),
+            Some(queue) if !queue.access.may_write(ns_index) => Err(queue.access.refusal(ns_index)),
             _ => Ok(()),
         }
+    }
+
+    /// Checks whether the ANA state of the port allows I/O commands of the namespace, for a command that
+    /// neither reads nor writes blocks.
+    ///
+    /// # Errors
+    /// The status of the ANA state.
+    pub(super) fn check_path(&self, ns_index: usize) -> Result<(), Status> {
+        let access = self.queue.as_ref().map(|queue| &queue.access);
+        access.and_then(|access| access.path_refusal(ns_index)).map_or(Ok(()), Err)
     }
 
     /// The status with which a plain read of the namespace is refused; `None` if it is allowed.
@@ -54,7 +64,7 @@ impl<E: TargetEnv> Context<E> {
     pub(super) fn refuses_read(&self, ns_index: usize) -> Option<Status> {
         let Queue { rights, access, .. } = self.queue.as_ref()?;
         if !access.may_read(ns_index) {
-            Some(CONFLICT)
+            Some(access.refusal(ns_index))
         } else if rights.is_good() {
             None
         } else if rights.has_ended() {

@@ -64,4 +64,6 @@ pub struct LocalAddress {
     pub traddr: String,
     /// Whether it is IPv6.
     pub ipv6: bool,
+    /// The port id of the listener there.
+    pub portid: u16,
 }

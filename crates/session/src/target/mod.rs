@@ -10,6 +10,7 @@
 
 mod access;
 mod admin;
+mod ana;
 mod arrival;
 mod batch;
 mod block_locks;
@@ -60,6 +61,7 @@ pub use self::core::{
     PendingLimits, Place, Places, QueueCounts, TargetCore, Transport,
 };
 pub use access::{Access, HostAccess};
+pub use ana::{ANA_GROUP_MAX, PortState};
 pub use closed::Closed;
 pub use conn::TargetConn;
 pub use env::{Event, TargetEnv, WrongDigest, status_of};

@@ -21,6 +21,8 @@ pub struct NamespaceConfig {
     pub blocks: u64,
     /// The size of the logical blocks that hosts see.
     pub lba_size: LbaSize,
+    /// The ANA group, 1 to [`ANA_GROUP_MAX`](super::ANA_GROUP_MAX).
+    pub ana_group: u32,
     /// Globally unique id; all zero if it has none.
     pub nguid: [u8; 16],
     /// The UUID. It must stay the same over restarts.
@@ -249,6 +251,12 @@ impl Namespaces {
     pub fn iter(&self) -> impl Iterator<Item = &Namespace> {
         let active = self.list.iter().enumerate().filter(|(index, _)| !self.is_retired(*index));
         active.map(|(_, namespace)| namespace)
+    }
+
+    /// The ANA group of each namespace, by its index, without the retired ones.
+    pub(super) fn groups(&self) -> impl Iterator<Item = (usize, u32)> {
+        let active = self.list.iter().enumerate().filter(|(index, _)| !self.is_retired(*index));
+        active.map(|(index, namespace)| (index, namespace.config.ana_group))
     }
 
     /// The namespace ids, in ascending order.

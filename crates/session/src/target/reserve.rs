@@ -42,6 +42,7 @@ impl PlainIo {
         };
         let checked = context.namespace(sqe).and_then(|(ns_index, _)| {
             change_of(sqe)?;
+            context.check_path(ns_index)?;
             Ok((ns_index, is_in_capsule(sqe, data_len, data)?))
         });
         match checked {
@@ -86,7 +87,7 @@ pub(super) fn report_reservations<E: TargetEnv>(
         Ok(_) if sqe.report_len() > CONNECTION_BYTES as u64 => {
             Err(Status::INVALID_FIELD.with_dnr())
         }
-        Ok((ns_index, _)) => Ok(ns_index),
+        Ok((ns_index, _)) => context.check_path(ns_index).map(|()| ns_index),
     };
     if let Some(InsertedCommand { index, .. }) =
         context.insert_or_refuse(sqe, Stage::Locked, checked, outbox)?

@@ -6,6 +6,7 @@
 //! [`Notice`] is left here, and the environment wakes that connection on its core
 //! ([`TargetEnv::notify`](super::TargetEnv::notify)).
 
+mod ana;
 mod change;
 mod controllers;
 mod draining;
@@ -32,6 +33,7 @@ pub(super) use self::notices::DriveChange;
 use self::notices::Fence;
 pub use self::notices::{FenceScope, Notice};
 use super::access::{Access, Admission};
+use super::ana::AnaStates;
 use super::block_locks::BlockLocks;
 use super::budget::{Budget, Reservation};
 use super::epoch_streams::EpochStreams;
@@ -64,6 +66,8 @@ pub struct Shared<R: Region> {
     identity: Arc<Identity>,
     /// The hosts that may connect, and their secrets.
     access: Arc<Access>,
+    /// The ANA states of the ports.
+    ana: AnaStates,
     /// The exponentiations that connections wait for. Each has its result once it has ended.
     exponentiations: BTreeMap<ConnId, Option<DhDone>>,
     pub(super) namespaces: Arc<Namespaces>,
@@ -121,6 +125,7 @@ impl<R: Region> Shared<R> {
         Self {
             identity: Arc::new(identity),
             access: Arc::default(),
+            ana: AnaStates::default(),
             exponentiations: BTreeMap::new(),
             namespaces,
             controllers: BTreeMap::new(),

@@ -66,6 +66,7 @@ fn start(volatile: &[bool], parts: &Parts, drives: Vec<Drive>) -> Media {
         nsid,
         blocks: DRIVE_BLOCKS,
         lba_size: Default::default(),
+        ana_group: 1,
         nguid: [nsid as u8; 16],
         uuid: [0x10 + nsid as u8; 16],
         volatile: *volatile,

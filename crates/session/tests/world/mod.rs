@@ -18,8 +18,8 @@ use riopipe_session::outbox::Outbox;
 use riopipe_session::stages::Spent;
 use riopipe_session::target::limits::H2C_DATA_BYTES_MAX;
 use riopipe_session::target::{
-    Closed, ConnId, Event, Identity, LbaSize, NamespaceConfig, Namespaces, OpId, Shared, Split,
-    TargetConn, TargetEnv, Volumes,
+    Closed, ConnId, Event, Identity, LbaSize, LocalAddress, NamespaceConfig, Namespaces, OpId,
+    Shared, Split, TargetConn, TargetEnv, Volumes,
 };
 use riopipe_session::wire;
 pub(crate) use riopipe_testkit::attribute;
@@ -343,6 +343,8 @@ pub(crate) struct World {
     pub(crate) hold_mail: bool,
     /// The lease that owners ask for, ms.
     pub(crate) lease_ms: u32,
+    /// The port through which hosts connect.
+    pub(crate) port: u16,
 }
 
 pub(crate) fn identity() -> Identity {
@@ -435,6 +437,7 @@ impl World {
             nsid,
             blocks: BLOCKS,
             lba_size,
+            ana_group: if nsid > 2 { 2 } else { 1 },
             nguid: [nsid as u8; 16],
             uuid: [0x10 + nsid as u8; 16],
             volatile: *volatile,
@@ -456,13 +459,15 @@ impl World {
             watched: 0,
             before_lock: None,
         };
-        Self { host, links: Vec::new(), hold_mail: false, lease_ms: 0 }
+        Self { host, links: Vec::new(), hold_mail: false, lease_ms: 0, port: 1 }
     }
 
     /// A new connection, without any byte sent yet.
     pub(crate) fn accept(&mut self) -> usize {
         let at = self.links.len();
         let conn = TargetConn::new(ConnId(100 + at as u64), at as u64, crc, self.host.now);
+        let local = LocalAddress { traddr: "192.0.2.1".into(), ipv6: false, portid: self.port };
+        let conn = conn.with_local_address(Some(local));
         self.links.push(Link {
             conn,
             out: Outbox::new(),

@@ -176,6 +176,8 @@ impl Running {
         let change =
             Change { access: Some(access), removed, force: options.force, ..Change::default() };
         self.change(config, &added, change)?;
+        let conns = lock(&self.shared).set_ana_states(&checked.ana);
+        self.wake(conns);
         for line in reloaded.difference.to_string().lines() {
             tracing::info!(subnqn = self.subnqn, "configuration changed: {line}");
         }

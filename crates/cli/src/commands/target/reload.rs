@@ -27,6 +27,9 @@ pub(super) struct ReloadView {
     /// `null` stands for any host.
     added_hosts: Vec<Option<String>>,
     removed_hosts: Vec<Option<String>>,
+    /// The ANA states of ports that come, and those that go, a sentence each.
+    added_ana: Vec<String>,
+    removed_ana: Vec<String>,
     created: Vec<String>,
     /// The volumes that needed a namespace which has gone by force, a sentence each.
     forced: Vec<String>,
@@ -58,6 +61,8 @@ impl ReloadView {
             removed_namespaces: views(difference.removed),
             added_hosts: difference.added_hosts,
             removed_hosts: difference.removed_hosts,
+            added_ana: difference.added_ana.iter().map(ToString::to_string).collect(),
+            removed_ana: difference.removed_ana.iter().map(ToString::to_string).collect(),
             created,
             forced: forced.iter().map(ToString::to_string).collect(),
             closing: views(closing),
@@ -67,7 +72,8 @@ impl ReloadView {
     /// Whether nothing changes.
     pub(super) fn is_empty(&self) -> bool {
         let namespaces = self.added_namespaces.len() + self.removed_namespaces.len();
-        namespaces + self.added_hosts.len() + self.removed_hosts.len() == 0
+        let hosts = self.added_hosts.len() + self.removed_hosts.len();
+        namespaces + hosts + self.added_ana.len() + self.removed_ana.len() == 0
     }
 }
 
@@ -94,6 +100,12 @@ impl Report for ReloadView {
         }
         for added in &self.added_hosts {
             add("+", Colour::Green, host(added));
+        }
+        for removed in &self.removed_ana {
+            add("-", Colour::Red, removed.clone());
+        }
+        for added in &self.added_ana {
+            add("+", Colour::Green, added.clone());
         }
         for path in &self.created {
             text += &format!("created: {path}\n");

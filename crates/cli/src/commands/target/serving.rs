@@ -5,7 +5,7 @@ use std::{path::PathBuf, thread, time::Instant};
 use riopipe_target::{ReloadOptions, Running};
 
 use super::{
-    config,
+    ana, config,
     drain::{DrainView, Draining},
     reload::ReloadView,
     reload_failure,
@@ -86,14 +86,20 @@ impl Service<'_> {
 
     /// Carries out the request of a client.
     fn carry_out(&mut self, request: &Request, client: Client, running: &mut Running) {
-        match *request {
-            Request::Reload { dry_run, force } => {
+        match request {
+            Request::Ana { set, group } => {
+                match ana::set(running, set.as_ref(), *group) {
+                    Ok(view) => client.done(view),
+                    Err(failure) => client.fail(&failure),
+                };
+            }
+            &Request::Reload { dry_run, force } => {
                 match self.reload(running, ReloadOptions { dry_run, force }) {
                     Ok(view) => client.done(view),
                     Err(failure) => client.fail(&failure),
                 };
             }
-            Request::Drain { limit_ms } => match &mut self.draining {
+            &Request::Drain { limit_ms } => match &mut self.draining {
                 Some(draining) => draining.join(limit_ms, client),
                 None => self.draining = Some(Draining::begin(running, limit_ms, client)),
             },

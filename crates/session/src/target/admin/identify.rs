@@ -3,6 +3,7 @@
 
 use alloc::vec::Vec;
 
+use riopipe_nvme::ana;
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_nvme::discovery::{self, Entry, Header};
 use riopipe_nvme::fabrics::{CNTLID_ANY, DISCOVERY_NQN, VERSION_2_0};
@@ -13,6 +14,7 @@ use riopipe_nvme::reservation::RESCAP;
 
 use super::Admin;
 use crate::outbox::Outbox;
+use crate::target::ana::{ANA_GROUP_MAX, ANA_TRANSITION_S};
 use crate::target::closed::Closed;
 use crate::target::context::{Context, check_page_buffer};
 use crate::target::env::TargetEnv;
@@ -110,8 +112,8 @@ impl Admin {
             }
             (cns::COMMAND_SET_CONTROLLER, identify::CSI_NVM) => Ok(limits_of_commands().encode()),
             (cns::COMMON_NAMESPACE, _) => {
-                namespace()?;
-                Ok(identify::common_namespace(0, NMIC_SHARED, RESCAP, 0))
+                let config = namespace()?;
+                Ok(identify::common_namespace(0, NMIC_SHARED, RESCAP, config.ana_group, 0))
             }
             // Base §5.17.2.11: the list of controllers is of one namespace.
             (cns::NAMESPACE_CONTROLLERS, _) if nsid == NSID_ALL => Err(Status::INVALID_FIELD),
@@ -233,6 +235,7 @@ impl Admin {
                 log_page::FIRMWARE,
                 log_page::CHANGED_NAMESPACES,
                 log_page::EFFECTS,
+                log_page::ANA,
                 log_page::RESERVATION,
             ])
             .to_vec(),
@@ -254,6 +257,15 @@ impl Admin {
                 log_page::changed_namespaces(&events.changed_namespaces()).to_vec()
             })?,
             log_page::EFFECTS => log_page::effects(true).to_vec(),
+            log_page::ANA => {
+                let cntlid = context.queue.as_ref()?.cntlid;
+                env.with_shared(|shared| {
+                    if let (Some(end), Some(controller)) = (end, shared.controller_mut(cntlid)) {
+                        controller.events.on_read(log_page::ANA, end);
+                    }
+                    shared.ana_page(cntlid, sqe.log_groups_only())
+                })?
+            }
             log_page::RESERVATION => read_events(env, |events| events.reservation_page().to_vec())?,
             _ => return None,
         })
@@ -319,9 +331,15 @@ fn io_controller_page<E: TargetEnv>(
 fn io_controller(identity: &Identity, cntlid: u16, namespaces: &Namespaces) -> Controller {
     let highest_nsid = namespaces.highest_valid_id();
     let mut page = Controller {
-        cmic: CMIC_SEVERAL_CONTROLLERS,
+        cmic: CMIC_SEVERAL_CONTROLLERS
+            | ana::CMIC_ANA
+            | if identity.ports.len() > 1 { ana::CMIC_SEVERAL_PORTS } else { 0 },
         mdts: MDTS,
-        oaes: event::CONFIG_NAMESPACE | event::CONFIG_NORMAL_SHUTDOWN,
+        oaes: event::CONFIG_NAMESPACE | event::CONFIG_ANA | event::CONFIG_NORMAL_SHUTDOWN,
+        anatt: ANA_TRANSITION_S,
+        anacap: ana::ANACAP_ALL_STATES | ana::ANACAP_FIXED_GROUPS | ana::ANACAP_GROUP_IDS,
+        anagrpmax: ANA_GROUP_MAX,
+        nanagrpid: ANA_GROUP_MAX,
         ctratt: identify::CTRATT_HOSTID_128 | identify::CTRATT_TBKAS,
         cntrltype: identify::CNTRLTYPE_IO,
         // One firmware slot, which is read only.
@@ -400,6 +418,7 @@ fn namespace_page(config: &NamespaceConfig) -> Namespace {
         ncap: blocks,
         nuse: blocks,
         nmic: NMIC_SHARED,
+        anagrpid: config.ana_group,
         rescap: RESCAP,
         // Deallocated blocks read as zeroes (trap T10).
         dlfeat: identify::DLFEAT_ZEROES | identify::DLFEAT_DEAC,

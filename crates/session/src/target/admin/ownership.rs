@@ -75,6 +75,14 @@ impl Admin {
         let Some(queue) = &context.queue else {
             return;
         };
+        let members = claim.members.iter();
+        let refusal = members
+            .filter_map(|member| context.namespaces.find(member.nsid))
+            .find_map(|(ns_index, _)| context.check_path(ns_index).err());
+        if let Some(status) = refusal {
+            context.report_refusal("claim refused", status, env);
+            return context.complete_command(index, status.with_dnr(), 0, outbox);
+        }
         let (conn, now) = (context.id, env.now());
         let (cntlid, hostnqn) = (queue.cntlid, queue.hostnqn.clone());
         let granted = update_shared(env, |shared| {

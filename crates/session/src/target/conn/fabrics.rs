@@ -202,9 +202,11 @@ impl<E: TargetEnv> TargetConn<E> {
             })?
         } else {
             let is_discovery = data.subnqn == DISCOVERY_NQN;
+            // A connection without an address is one through the first port.
+            let port = self.local_address.as_ref().map_or(1, |local| local.portid);
             let attached = env.with_shared(|shared| {
                 let host = (&data.hostnqn[..], data.hostid);
-                shared.attach_admin(conn, *cntlid, host, is_discovery, now)
+                shared.attach_admin(conn, *cntlid, host, (port, is_discovery), now)
             })?;
             let admin = Admin::new(is_discovery, fields.kato_ms, self.local_address.take());
             self.admin = Some(Box::new(admin));

@@ -11,6 +11,7 @@
 //! 4. When all connections have acknowledged the fence, the claimant continues.
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 
@@ -130,6 +131,12 @@ impl<E: TargetEnv> TargetConn<E> {
             }
         };
         let (conn, association, entries) = (context.id, queue.association, queue.entries);
+        let access = Arc::clone(&queue.access);
+        let refusal = env.with_shared(|shared| shared.path_refusal_of(id.volume, &access));
+        if let Some(status) = refusal {
+            context.report_refusal("bind refused", status, env);
+            return context.send_completion(cid, status.with_dnr(), 0, outbox);
+        }
         match update_shared(env, |shared| shared.bind(conn, association, id, binding)) {
             Err(Refusal { status, result }) => {
                 context.report_refusal("bind refused", status, env);

@@ -102,6 +102,7 @@ impl<R: Region> Shared<R> {
         let namespaces = self.namespaces.changed(&removed, added)?;
         // From here on nothing fails.
         self.namespaces = Arc::new(namespaces);
+        self.after_ana_groups_changed();
         self.volumes.locate_added(&found);
         self.volumes.guard_again(&self.namespaces);
         for association in self.volumes.owners_of(&removed) {

@@ -38,13 +38,15 @@ pub struct Controller {
     /// The association must end: it gets no new queues, and ends when all of its queues are
     /// drained.
     pub dying: bool,
+    /// The port through which its admin queue was connected (ANA).
+    pub port: u16,
     /// The admin queue's connection.
     pub admin: ConnId,
     /// The time at which a queue of the controller last received from the host, ns.
     pub last_received: Arc<AtomicU64>,
     /// Whether the queues may make plain reads and writes.
     pub rights: Arc<Rights>,
-    /// The access that reservations of namespaces allow to the host.
+    /// The access that reservations of namespaces, and the ANA states of the port, allow to the host.
     pub access: Arc<ReservedAccess>,
     /// Its asynchronous events.
     pub events: Events,
@@ -140,7 +142,7 @@ impl<R: Region> Shared<R> {
     }
 
     /// Makes a new controller with `conn` as its admin queue. Its id has come from
-    /// [`choose_cntlid`](Self::choose_cntlid). `now` is in ns.
+    /// [`choose_cntlid`](Self::choose_cntlid). The host has connected through `port`. `now` is in ns.
     ///
     /// # Errors
     /// [`AttachError::Full`], [`AttachError::NotAllowed`], [`AttachError::Draining`].
@@ -149,7 +151,7 @@ impl<R: Region> Shared<R> {
         conn: ConnId,
         cntlid: u16,
         host: (&str, [u8; 16]),
-        discovery: bool,
+        (port, discovery): (u16, bool),
         now: u64,
     ) -> Result<Attached, AttachError> {
         // A change of the allowed hosts ends the controllers that it finds.
@@ -169,6 +171,7 @@ impl<R: Region> Shared<R> {
         let last_received = Arc::new(AtomicU64::new(now));
         let rights = Arc::<Rights>::default();
         let access = Arc::new(self.initial_access(hostid));
+        self.apply_ana(port, &access);
         self.controllers.insert(
             cntlid,
             Controller {
@@ -178,6 +181,7 @@ impl<R: Region> Shared<R> {
                 discovery,
                 enabled: false,
                 dying: false,
+                port,
                 admin: conn,
                 last_received: Arc::clone(&last_received),
                 rights: Arc::clone(&rights),

@@ -78,7 +78,7 @@ impl<R: Region> Shared<R> {
             let end = FenceEnd::Reservation { ns_index, waiting: Vec::new() };
             // A read in flight fails when it comes back, so a host that may write is not awaited.
             self.raise_drain(ns_index, &(0..u64::MAX), end, |_, controller| {
-                !controller.access.may_write(ns_index)
+                !controller.access.reservations_allow_writes(ns_index)
             });
         }
     }
