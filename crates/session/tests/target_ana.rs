@@ -95,8 +95,8 @@ fn a_state_that_refuses_io_refuses_every_command_of_its_port_alone() {
     assert!(w.links[io].conn.is_quiet());
 }
 
-/// What waits is refused when it goes on. What is at the drive comes back: a write is done, and a read
-/// tells nothing.
+/// Commands that wait are refused when they go on. Those at the drive come back: a write is done, and the
+/// data of a read is not sent.
 #[test]
 fn commands_in_flight_end_and_waiting_ones_are_refused() {
     let (mut w, [(_, io), _]) = two_ports(1);
