@@ -175,7 +175,7 @@ fn wait(
 fn device_failure(error: &DeviceError) -> Failure {
     match error {
         DeviceError::Stream { source, .. } => stream_failure(source),
-        DeviceError::Acknowledge { .. } | DeviceError::Flush(_) => Failure::storage(error),
+        DeviceError::Acknowledge { .. } => Failure::storage(error),
         DeviceError::Thread(_) => Failure::new(Code::Failed, error.to_string()),
         _ => Failure::new(Code::Volume, error.to_string()),
     }
