@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use riopipe::{
-    BLOCK_BYTES, EngineKind, Place, ReaderOptions, Stream, StreamOptions, Until, Volume, VolumeInfo,
-};
+use riopipe::{BLOCK_BYTES, EngineKind, ReaderOptions, Stream, StreamOptions, Volume, VolumeInfo};
 use riopipe_media::Geometry;
 use riopipe_session::initiator::plain_device::{Layout, PlainDevice};
 
@@ -86,7 +84,6 @@ impl Device {
         let mut streams: Vec<Stream> = (0..wanted).map(open).collect::<Result<_, _>>()?;
         let part_blocks_max = part_blocks_max(&mut streams, volume.blocks())?;
         let info = volume.info();
-        flush_members(&mut streams[0], info)?;
         let stripe_blocks = u64::from(info.unit_blocks) * info.members.len() as u64;
         let layout = Layout::new(streams.len(), stripe_blocks, part_blocks_max)?;
         let decisions = PlainDevice::new(layout, streams.iter().map(Stream::last));
@@ -229,34 +226,6 @@ fn part_blocks_max(streams: &mut [Stream], blocks: u64) -> Result<u32, DeviceErr
             Err(why) => return Err(DeviceError::TooSmall(why)),
         }
     }
-}
-
-/// Flushes all members. A host that has lived through a crash of the process before this one may flush
-/// writes that had completed there, and no stream of this process knows of them. A recovery from logs
-/// flushes the drives, too, but there may be no logs, or nothing in them.
-///
-/// A drive is flushed behind a write, so one block of each member is written with the content that it has.
-fn flush_members(stream: &mut Stream, info: &VolumeInfo) -> Result<(), DeviceError> {
-    let unit = u64::from(info.unit_blocks);
-    // The first stripe, all of which is in the first range.
-    let firsts = (0..info.members.len() as u64).map(|member| member * unit);
-    let mut bufs = Vec::new();
-    for lba in firsts.filter(|lba| *lba < info.blocks) {
-        let mut buf = stream.buf(BLOCK_BYTES).map_err(|error| flush_failed(&error))?;
-        stream.read(lba, &mut buf, None).map_err(|error| flush_failed(&error))?;
-        bufs.push((lba, buf));
-    }
-    let mut group = stream.group();
-    for (lba, buf) in bufs {
-        group = group.write(lba, buf, Place::InPlace);
-    }
-    let seq = group.submit_durable_or_wait(None).map_err(|error| flush_failed(&error))?;
-    stream.wait(Until::Durable(seq), None).map_err(|error| flush_failed(&error))?;
-    Ok(())
-}
-
-fn flush_failed(error: &dyn std::error::Error) -> DeviceError {
-    DeviceError::Flush(error.to_string())
 }
 
 fn geometry(volume: &Volume) -> Geometry {

@@ -39,9 +39,6 @@ pub enum DeviceError {
         /// The reason.
         source: StreamError,
     },
-    /// The drives can't be flushed.
-    #[error("the drives can't be flushed: {0}")]
-    Flush(String),
     /// No stream takes even a single block.
     #[error("not even a write of one block fits into a stream: {0}")]
     TooSmall(SubmitErrorKind),

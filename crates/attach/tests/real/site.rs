@@ -30,7 +30,7 @@ pub(crate) struct Site {
 
 impl Site {
     /// A volume of this engine on two drives `drive` of different targets. Each target has a log of
-    /// `log` bytes, such as `1M`.
+    /// `log` bytes, such as `1M`; empty: none.
     pub(crate) fn new(engine: EngineKind, drive: &str, log: &str) -> Self {
         static SITES: AtomicU32 = AtomicU32::new(0);
         let dir = TempDir::new().unwrap();
@@ -46,7 +46,8 @@ impl Site {
             let mut config = Config::on_loopback(&[&drive.replace('#', &index.to_string())]);
             config.subnqn = Some(format!("nqn.2026-01.org.example:attach-{number}-{index}"));
             let path = site._dir.path().display();
-            config.log = Some(format!("file:{path}/log{index},size={log}"));
+            let with_log = !log.is_empty();
+            config.log = with_log.then(|| format!("file:{path}/log{index},size={log}"));
             let running = Target::start(&config).expect("the target starts");
             // It comes back at the same address.
             config.listen = vec![running.addresses()[0].to_string()];

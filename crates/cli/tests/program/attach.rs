@@ -4,8 +4,9 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     error::Error,
-    io::Read,
+    io::{Read, Write},
     net::TcpListener,
+    os::unix::net::UnixStream,
     path::Path,
     process::Child,
     sync::{Arc, Mutex},
@@ -106,7 +107,7 @@ fn it_serves_a_plain_drive_and_ends_in_order() {
     signal(&child, "-TERM");
     let done = finish(child);
     assert_eq!(done.code, 0, "{done:?}");
-    assert!(done.stderr.contains("all writes are durable"), "{done:?}");
+    assert!(done.stderr.contains("rio: all writes are durable"), "{done:?}");
 
     // It was closed, so no lease delays the next one, and there is nothing to recover.
     let socket = folder.join("nbd");
@@ -114,7 +115,7 @@ fn it_serves_a_plain_drive_and_ends_in_order() {
     let (child, printed) = attach(folder, &address, &members, &["--streams", "2", "--nbd", &nbd]);
     assert_eq!(printed["nbd"], format!("nbd+unix:///outer?socket={}", socket.display()));
     let mut greeting = [0; 8];
-    std::os::unix::net::UnixStream::connect(&socket).unwrap().read_exact(&mut greeting).unwrap();
+    UnixStream::connect(&socket).unwrap().read_exact(&mut greeting).unwrap();
     assert_eq!(&greeting, b"NBDMAGIC");
     inner("verify", &["a"]).ok();
     let taken = ["--listen", &members[0]];
@@ -252,6 +253,61 @@ fn kill_9_of_the_process_and_of_targets_loses_nothing_that_was_confirmed() {
         }
     }
     for child in std::iter::once(attached).chain(targets) {
+        signal(&child, "-TERM");
+        assert_eq!(finish(child).code, 0);
+    }
+}
+
+/// The error number of a write of one block over NBD.
+fn nbd_write(socket: &mut UnixStream, flags: u16) -> u32 {
+    let mut request = [0; 28 + 4096];
+    request[..4].copy_from_slice(&0x2560_9513_u32.to_be_bytes());
+    request[4..6].copy_from_slice(&flags.to_be_bytes());
+    request[7] = 1;
+    request[24..28].copy_from_slice(&4096_u32.to_be_bytes());
+    socket.write_all(&request).unwrap();
+    let mut reply = [0; 16];
+    socket.read_exact(&mut reply).unwrap();
+    u32::from_be_bytes(reply[4..8].try_into().unwrap())
+}
+
+/// Promise P6: the host gets errors, and the program does not claim that all is durable.
+#[test]
+fn a_failed_device_answers_with_errors_and_ends_with_its_code() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let (mut target, address) = member(folder, 0, None);
+    create_outer(folder, std::slice::from_ref(&address));
+    let path = folder.join("nbd");
+    let nbd = format!("unix:{}", path.display());
+    let args = ["volume", "attach", "outer", "-m", &address, "--nbd", &nbd, "-o", "json"];
+    let args = [&args[..], &["--loss-timeout", "1"]].concat();
+    let (child, printed) = served(start_in(folder, &args));
+    assert_eq!(keys(&printed), "bytes nbd schema volume", "NBD alone");
+    let mut socket = UnixStream::connect(&path).unwrap();
+    // The flags of the client, and `NBD_OPT_EXPORT_NAME` without a name.
+    let hello = [&3_u32.to_be_bytes()[..], b"IHAVEOPT", &[0, 0, 0, 1, 0, 0, 0, 0]].concat();
+    socket.write_all(&hello).unwrap();
+    socket.read_exact(&mut [0; 18 + 10]).unwrap();
+    assert_eq!(nbd_write(&mut socket, 1), 0);
+    kill(&mut target);
+    assert_eq!((nbd_write(&mut socket, 1), nbd_write(&mut socket, 0)), (5, 5), "EIO");
+    signal(&child, "-TERM");
+    let done = finish(child);
+    done.failed(6, &["may be lost", "recovered when it is opened again"]);
+    assert!(done.stderr.contains("the device has failed"), "{done:?}");
+    assert!(!done.stderr.contains("rio: all writes are durable"), "{done:?}");
+
+    // Another owner of the volume is waited for; a signal ends that at once.
+    let (target, _) = member(folder, 0, Some(&address));
+    let owner = ["volume", "attach", "outer", "-m", &address, "--nbd", &nbd, "-o", "json"];
+    let (owner, _) = served(start_in(folder, &[&owner[..], &["--take-over"]].concat()));
+    let waits = ["volume", "attach", "outer", "-m", &address, "--nbd", "unix:w", "--wait", "86400"];
+    let waiting = start_in(folder, &waits);
+    thread::sleep(Duration::from_millis(300));
+    signal(&waiting, "-TERM");
+    assert_ne!(finish(waiting).code, 0);
+    for child in [owner, target] {
         signal(&child, "-TERM");
         assert_eq!(finish(child).code, 0);
     }

@@ -21,8 +21,11 @@ use crate::{
 
 pub(super) fn run(args: &Attach, output: &Output) -> Result<(), Failure> {
     raise_descriptors_max();
-    let signals = Stop::watch()?;
+    // The wait for another owner may be long, and there is nothing to close before its end: a signal ends
+    // it at once.
+    let early = args.open.wait.is_zero().then(Stop::watch).transpose()?;
     let device = open(args, output)?;
+    let signals = early.map_or_else(Stop::watch, Ok)?;
     let served = serve(args, &device, signals, output);
     // The first failure is the cause; that of closing is its consequence.
     let closed = device.close().map_err(|error| {
@@ -148,30 +151,23 @@ fn wait(
         // A failure ends the wait once.
         let received = signals
             .wait_while(|| servers.are_alive() && (is_reported || device.failure().is_none()));
-        match (received, device.failure()) {
-            (Some(signal), _) => {
-                output.note(format!(
-                    "rio: {signal}: commands in flight end, and rio waits until all writes are \
-                     durable, and closes the volume. A second signal (Ctrl-C) ends the program at once; \
-                     what was flushed is kept, and the volume must then be recovered"
-                ));
-                return Ok(());
-            }
-            (None, _) if !servers.are_alive() => {
-                return Err(Failure::new(
-                    Code::Failed,
-                    "a reactor has ended; the log has the reason",
-                ));
-            }
-            (None, Some(why)) => {
-                is_reported = true;
-                output.note(format!(
-                    "rio: the device has failed: {why}. Every write and flush now gets an error, and \
-                     reads go on. When the cause is gone, end this program (Ctrl-C), and attach the \
-                     volume again"
-                ));
-            }
-            (None, None) => {}
+        if !is_reported && let Some(why) = device.failure() {
+            is_reported = true;
+            output.note(format!(
+                "rio: the device has failed: {why}. Every write and flush now gets an error, and reads \
+                 go on. When the cause is gone, end this program (Ctrl-C), and attach the volume again"
+            ));
+        }
+        if let Some(signal) = received {
+            output.note(format!(
+                "rio: {signal}: commands in flight end, and rio waits until all writes are durable, and \
+                 closes the volume. A second signal (Ctrl-C) ends the program at once; what was flushed \
+                 is kept, and the volume must then be recovered"
+            ));
+            return Ok(());
+        }
+        if !servers.are_alive() {
+            return Err(Failure::new(Code::Failed, "a reactor has ended; the log has the reason"));
         }
     }
 }
@@ -179,7 +175,7 @@ fn wait(
 fn device_failure(error: &DeviceError) -> Failure {
     match error {
         DeviceError::Stream { source, .. } => stream_failure(source),
-        DeviceError::Acknowledge { .. } | DeviceError::Flush(_) => Failure::storage(error),
+        DeviceError::Acknowledge { .. } => Failure::storage(error),
         DeviceError::Thread(_) => Failure::new(Code::Failed, error.to_string()),
         _ => Failure::new(Code::Volume, error.to_string()),
     }
