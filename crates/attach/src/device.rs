@@ -89,7 +89,8 @@ impl Device {
         let decisions = PlainDevice::new(layout, streams.iter().map(Stream::last));
         let wakers = streams.iter().map(Stream::waker).collect();
         let geometry = geometry(&volume);
-        let shared = Arc::new(Shared::new(decisions, wakers, geometry));
+        let rolls_back = rolls_back(volume.engine());
+        let shared = Arc::new(Shared::new(decisions, wakers, geometry, rolls_back));
         let reader_options = ReaderOptions {
             concurrent: options.readers,
             timeout: options.timeout,
@@ -186,6 +187,22 @@ impl Drop for Device {
         if self.volume.is_some() {
             self.end_threads(false);
         }
+    }
+}
+
+/// Whether a crash of this process alone takes back writes that were complete, and not durable. The host may
+/// live on, so a device on such an engine completes a write only when it is durable.
+const fn rolls_back(engine: EngineKind) -> bool {
+    match engine {
+        // Recovery forgets redirected updates that are not durable.
+        EngineKind::Horae => true,
+        // The drive drops what is not durable when the stream begins anew.
+        EngineKind::Opimq => true,
+        EngineKind::None
+        | EngineKind::Sync
+        | EngineKind::Linux
+        | EngineKind::Barrier
+        | EngineKind::Rio => false,
     }
 }
 

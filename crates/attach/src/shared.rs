@@ -24,6 +24,8 @@ pub(crate) struct Shared {
     pub(crate) reads: ReadQueue,
     pub(crate) geometry: Geometry,
     pub(crate) limits: Limits,
+    /// Changes are done only when they are durable.
+    pub(crate) is_write_through: bool,
     /// The threads are to end.
     is_ending: AtomicBool,
     /// They are to end without closing their streams.
@@ -31,7 +33,12 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(decisions: Decisions, wakers: Vec<StreamWaker>, geometry: Geometry) -> Self {
+    pub(crate) fn new(
+        decisions: Decisions,
+        wakers: Vec<StreamWaker>,
+        geometry: Geometry,
+        is_write_through: bool,
+    ) -> Self {
         let limits = Limits::new(geometry.blocks, &Arc::from(geometry.describe.as_str()));
         Self {
             decisions: Mutex::new(decisions),
@@ -40,6 +47,7 @@ impl Shared {
             reads: ReadQueue::default(),
             geometry,
             limits,
+            is_write_through,
             is_ending: AtomicBool::new(false),
             is_abandoned: AtomicBool::new(false),
         }

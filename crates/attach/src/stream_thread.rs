@@ -20,6 +20,7 @@ const SPACE_CHECK: Duration = Duration::from_millis(10);
 /// # Errors
 /// The stream was not closed. If the device has failed, it is dropped without a close.
 pub(crate) fn run(shared: &Shared, index: usize, mut stream: Stream) -> Result<(), String> {
+    let _fail_on_panic = FailOnPanic(shared);
     let mut worker = Worker { shared, index, is_full: false };
     if let Err(failure) = worker.serve(&mut stream) {
         shared.fail(failure);
@@ -30,6 +31,17 @@ pub(crate) fn run(shared: &Shared, index: usize, mut stream: Stream) -> Result<(
         Some(why) => Err(why.to_owned()),
         None if shared.is_abandoned() => Ok(()),
         None => stream.close().map(drop).map_err(|failure| failure.to_string()),
+    }
+}
+
+/// Fails the device if its thread panics: nothing would end the requests of the stream (promise P8).
+struct FailOnPanic<'a>(&'a Shared);
+
+impl Drop for FailOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail("the thread of a stream has panicked; the log has the reason".to_owned());
+        }
     }
 }
 
@@ -117,5 +129,42 @@ impl Worker<'_> {
         let released = stream.released();
         self.shared.decide(|device| device.on_marks(self.index, marks, released));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use riopipe_media::{Geometry, Operation};
+    use riopipe_order::attribute::Seq;
+    use riopipe_session::initiator::plain_device::{Layout, PlainDevice};
+
+    use super::*;
+    use crate::inbox::{Inbox, Ticket};
+
+    #[test]
+    fn p8_a_panic_in_a_stream_thread_ends_its_requests() {
+        let mut decisions = PlainDevice::new(Layout::new(1, 1, 1).unwrap(), [Seq(0)]);
+        let inbox = Arc::new(Inbox::new().unwrap());
+        let (what, lba, blocks) = (Operation::Write, 0, 1);
+        let ticket = Ticket { inbox: Arc::clone(&inbox), op: 7, what, lba, blocks };
+        decisions.write(ticket, lba, 1, Arc::new(AlignedBuf::zeroed(BLOCK_BYTES)), false);
+        decisions.take_to_wake();
+        let geometry = Geometry {
+            block_size: BLOCK_BYTES as u32,
+            blocks: 1,
+            volatile_cache: true,
+            atomic_block: true,
+            describe: "volume".to_owned(),
+        };
+        let shared = Shared::new(decisions, Vec::new(), geometry, false);
+        let run = || {
+            let _fail_on_panic = FailOnPanic(&shared);
+            shared.decide(|_| panic!("as if a decision were wrong"));
+        };
+        assert!(std::thread::scope(|scope| scope.spawn(run).join()).is_err());
+        let mut done = Vec::new();
+        inbox.take(&mut done);
+        assert_eq!(done.len(), 1);
+        assert!(done[0].result.as_ref().unwrap_err().to_string().contains("panicked"));
     }
 }

@@ -30,6 +30,26 @@ fn it_is_a_plain_device_with_every_engine() {
     }
 }
 
+/// Recovery of engine `horae` takes back updates in place that are not durable. A host that has lived on has
+/// seen them complete.
+#[test]
+fn a_host_that_lives_on_finds_what_completed_although_its_engine_rolls_back() {
+    let site = Site::new(EngineKind::Horae, FLASH, "1M");
+    let mut device = site.open(connect());
+    let mut host = Host::new(&device, 14);
+    for _ in 0..3 {
+        for _ in 0..60 {
+            host.request();
+        }
+        host.settle();
+        drop(device);
+        device = site.open(connect());
+        host.reconnect(&device);
+        host.check(true);
+    }
+    device.close().unwrap();
+}
+
 /// Traps T13, T14: a full log pushes back.
 #[test]
 fn t13_a_small_log_makes_requests_wait_and_end() {

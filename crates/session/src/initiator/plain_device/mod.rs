@@ -20,6 +20,10 @@
 //!   old content (trap T11), so a part waits until no write to its blocks is unreleased, and a write waits
 //!   until no discard of its blocks is. Only some parts of a request are in flight at a time, so a request
 //!   for a whole device takes little memory.
+//! - **Order.** On each block, requests take effect in the order in which they came. A host that has lost
+//!   its connection connects again, while a request of before is still in flight. That request must not
+//!   change a block over a later write (trap T8). So a part waits until the older requests have queued
+//!   their parts for its blocks.
 //! - **No space.** If a stream has no space for a group (traps T13, T14), its parts wait in their order.
 //!   The parts of other streams go on, and so do flushes.
 //! - **Failure.** The first failure of a stream fails the device: every request that is not done, and
@@ -99,20 +103,32 @@ pub struct Ended<T> {
 
 /// A request that has not ended.
 #[derive(Debug)]
-struct Request<T> {
+struct Request<T, D> {
     token: T,
     /// The parts that are not done; of a flush, the streams that are not durable up to where it needs.
     open: u32,
-    /// The blocks of a request for zeroes that have no parts yet.
-    rest: Rest,
+    /// The blocks that have no parts yet.
+    rest: Rest<D>,
 }
 
-/// Blocks that are to be zeroed.
-#[derive(Clone, Copy, Debug, Default)]
-struct Rest {
+/// The last blocks of a request: those that have no parts yet. A flush has none.
+#[derive(Debug)]
+struct Rest<D> {
     lba: u64,
     blocks: u64,
+    /// The data of a write, and the block of it at `lba`. `None`: the blocks are to be zeroed.
+    data: Option<(D, u32)>,
     is_durable: bool,
+}
+
+impl<D> Rest<D> {
+    /// The rest of a request that changes no blocks.
+    const NONE: Self = Self { lba: 0, blocks: 0, data: None, is_durable: false };
+
+    /// Whether it has any of `blocks` blocks from `lba` on.
+    const fn overlaps(&self, lba: u64, blocks: u64) -> bool {
+        self.lba < lba + blocks && lba < self.lba + self.blocks
+    }
 }
 
 /// The device. `T` is the caller's name for a request, `D` the data of a write, or a reference to it.
@@ -120,7 +136,9 @@ struct Rest {
 pub struct PlainDevice<T, D> {
     layout: Layout,
     streams: Vec<StreamState<D>>,
-    requests: BTreeMap<RequestNo, Request<T>>,
+    requests: BTreeMap<RequestNo, Request<T, D>>,
+    /// The requests with blocks that have no parts yet.
+    unqueued: BTreeSet<RequestNo>,
     next_request: u64,
     ended: Vec<Ended<T>>,
     /// The streams that have new work.
@@ -138,6 +156,7 @@ impl<T, D: Clone> PlainDevice<T, D> {
             layout,
             streams,
             requests: BTreeMap::new(),
+            unqueued: BTreeSet::new(),
             next_request: 0,
             ended: Vec::new(),
             to_wake: BTreeSet::new(),
@@ -176,30 +195,19 @@ impl<T, D: Clone> PlainDevice<T, D> {
     /// Takes a write of `blocks` blocks from `lba` on, which are on the device. With `is_fua`, the write
     /// is done only when it is durable.
     pub fn write(&mut self, token: T, lba: u64, blocks: u32, data: D, is_fua: bool) {
-        let Some(no) = self.begin(token, Rest::default()) else { return };
-        let mut first_block = 0;
-        while first_block < blocks {
-            let lba = lba + u64::from(first_block);
-            let count = self.layout.part_blocks(lba, u64::from(blocks - first_block));
-            let content = Content::Data { data: data.clone(), first_block };
-            self.queue(Part { lba, blocks: count, content, is_durable: is_fua, request: no });
-            first_block += count;
-        }
-        self.end_if_done(no);
+        let (blocks, data) = (u64::from(blocks), Some((data, 0)));
+        self.change(token, Rest { lba, blocks, data, is_durable: is_fua });
     }
 
     /// Takes a request that makes `blocks` blocks from `lba` on read as zeroes. They are on the device.
     /// With `is_fua`, it is done only when that is durable.
     pub fn zero(&mut self, token: T, lba: u64, blocks: u64, is_fua: bool) {
-        if let Some(no) = self.begin(token, Rest { lba, blocks, is_durable: is_fua }) {
-            self.queue_zeroes(no);
-            self.end_if_done(no);
-        }
+        self.change(token, Rest { lba, blocks, data: None, is_durable: is_fua });
     }
 
     /// Takes a request to make durable all writes that have ended before.
     pub fn flush(&mut self, token: T) {
-        let Some(no) = self.begin(token, Rest::default()) else { return };
+        let Some(no) = self.begin(token, Rest::NONE) else { return };
         let mut open = 0;
         for (stream, state) in self.streams.iter_mut().enumerate() {
             if state.await_durable_of_complete(no) {
@@ -244,11 +252,22 @@ impl<T, D: Clone> PlainDevice<T, D> {
     /// The marks of a stream, and its released mark.
     pub fn on_marks(&mut self, stream: usize, marks: Marks, released: Seq) {
         // Nothing waits for marks after a failure.
-        for no in self.streams[stream].on_marks(marks, released) {
-            if let Some(request) = self.requests.get_mut(&no) {
+        let reached = self.streams[stream].on_marks(marks, released);
+        if reached.is_unblocked {
+            self.to_wake.insert(stream);
+        }
+        for no in &reached.requests {
+            if let Some(request) = self.requests.get_mut(no) {
                 request.open -= 1;
             }
-            self.queue_zeroes(no);
+        }
+        if !reached.requests.is_empty() {
+            // The oldest comes first: others may wait for it.
+            for no in self.unqueued.clone() {
+                self.queue_parts(no);
+            }
+        }
+        for no in reached.requests {
             self.end_if_done(no);
         }
     }
@@ -259,13 +278,14 @@ impl<T, D: Clone> PlainDevice<T, D> {
         for state in &mut self.streams {
             state.clear();
         }
+        self.unqueued.clear();
         let requests = core::mem::take(&mut self.requests);
         let failed = |Request { token, .. }| Ended { token, is_done: false };
         self.ended.extend(requests.into_values().map(failed));
     }
 
     /// Begins a request. `None`: the device has failed, and so has the request.
-    fn begin(&mut self, token: T, rest: Rest) -> Option<RequestNo> {
+    fn begin(&mut self, token: T, rest: Rest<D>) -> Option<RequestNo> {
         if self.has_failed {
             self.ended.push(Ended { token, is_done: false });
             return None;
@@ -274,6 +294,14 @@ impl<T, D: Clone> PlainDevice<T, D> {
         self.next_request += 1;
         self.requests.insert(no, Request { token, open: 0, rest });
         Some(no)
+    }
+
+    /// Takes a request that changes blocks.
+    fn change(&mut self, token: T, rest: Rest<D>) {
+        if let Some(no) = self.begin(token, rest) {
+            self.queue_parts(no);
+            self.end_if_done(no);
+        }
     }
 
     /// Puts a part into the queue of its stream.
@@ -286,24 +314,50 @@ impl<T, D: Clone> PlainDevice<T, D> {
         self.to_wake.insert(stream);
     }
 
-    /// Queues the next parts of a request for zeroes.
-    fn queue_zeroes(&mut self, no: RequestNo) {
-        while let Some(request) = self.requests.get_mut(&no)
-            && request.rest.blocks > 0
-            && request.open < ZERO_PARTS_MAX
-        {
-            let Rest { lba, blocks, is_durable } = request.rest;
-            let count = self.layout.part_blocks(lba, blocks);
-            request.rest.lba += u64::from(count);
-            request.rest.blocks -= u64::from(count);
-            let content = Content::Zeroes;
-            self.queue(Part { lba, blocks: count, content, is_durable, request: no });
+    /// Queues the next parts of a request, as far as it may have more in flight, and no older request
+    /// has blocks of them without a part.
+    fn queue_parts(&mut self, no: RequestNo) {
+        while let Some(Request { open, rest, .. }) = self.requests.get(&no) {
+            if rest.blocks == 0 {
+                self.unqueued.remove(&no);
+                return;
+            }
+            let (lba, blocks) = (rest.lba, self.layout.part_blocks(rest.lba, rest.blocks));
+            let has_enough = rest.data.is_none() && *open >= ZERO_PARTS_MAX;
+            if has_enough || self.must_wait_for_older(no, lba, u64::from(blocks)) {
+                self.unqueued.insert(no);
+                return;
+            }
+            self.queue_part(no, lba, blocks);
         }
+    }
+
+    /// Whether a request older than `no` has any of these blocks without a part.
+    fn must_wait_for_older(&self, no: RequestNo, lba: u64, blocks: u64) -> bool {
+        let older = self.unqueued.range(..no).filter_map(|no| self.requests.get(no));
+        older.into_iter().any(|request| request.rest.overlaps(lba, blocks))
+    }
+
+    /// Queues the first blocks of the rest of a request as a part.
+    fn queue_part(&mut self, no: RequestNo, lba: u64, blocks: u32) {
+        let Some(Request { rest, .. }) = self.requests.get_mut(&no) else { return };
+        rest.lba += u64::from(blocks);
+        rest.blocks -= u64::from(blocks);
+        let content = match &mut rest.data {
+            Some((data, next_block)) => {
+                let first_block = *next_block;
+                *next_block += blocks;
+                Content::Data { data: data.clone(), first_block }
+            }
+            None => Content::Zeroes,
+        };
+        let is_durable = rest.is_durable;
+        self.queue(Part { lba, blocks, content, is_durable, request: no });
     }
 
     /// Ends a request of which nothing is open.
     fn end_if_done(&mut self, no: RequestNo) {
-        let is_done = |request: &Request<T>| request.open == 0 && request.rest.blocks == 0;
+        let is_done = |request: &Request<T, D>| request.open == 0 && request.rest.blocks == 0;
         if self.requests.get(&no).is_some_and(is_done)
             && let Some(Request { token, .. }) = self.requests.remove(&no)
         {

@@ -24,11 +24,23 @@ pub(super) struct StreamState<D> {
     awaiting_durable: BTreeSet<(Seq, RequestNo)>,
     /// The groups that are not released, with their blocks, in order.
     unreleased: VecDeque<(Seq, Handed)>,
+    /// The number of discards among them.
+    unreleased_zeroes: usize,
     marks: Marks,
     /// The group up to which all must become durable.
     durable_wanted: Seq,
     /// The group up to which the caller has been asked to make all durable.
     durable_asked: Seq,
+}
+
+/// The result of new marks.
+#[derive(Debug)]
+pub(super) struct Reached {
+    /// The requests that wait for the marks no longer, once for each part.
+    pub(super) requests: Vec<RequestNo>,
+    /// Whether the first waiting part was waiting for a release, and need not wait any more. No further
+    /// mark may move then, so nothing else would wake the stream.
+    pub(super) is_unblocked: bool,
 }
 
 /// A part that is with the stream.
@@ -51,6 +63,7 @@ impl<D> StreamState<D> {
             awaiting_complete: BTreeSet::new(),
             awaiting_durable: BTreeSet::new(),
             unreleased: VecDeque::new(),
+            unreleased_zeroes: 0,
             marks: Marks { complete: last, durable: last },
             durable_wanted: last,
             durable_asked: last,
@@ -88,6 +101,10 @@ impl<D> StreamState<D> {
     fn release_needed(&self) -> Option<Seq> {
         let part = self.waiting.front()?;
         let is_zero = matches!(part.content, Content::Zeroes);
+        if !is_zero && self.unreleased_zeroes == 0 {
+            // There may be thousands of writes, and most writes come here.
+            return None;
+        }
         let end = part.lba + u64::from(part.blocks);
         let overlaps =
             |other: &Handed| other.lba < end && part.lba < other.lba + u64::from(other.blocks);
@@ -110,6 +127,7 @@ impl<D> StreamState<D> {
                 self.awaiting_complete.insert((seq, handed.request));
             }
         }
+        self.unreleased_zeroes += usize::from(handed.is_zero);
         self.unreleased.push_back((seq, handed));
     }
 
@@ -131,16 +149,22 @@ impl<D> StreamState<D> {
         true
     }
 
-    /// Takes the marks of the stream. Returns the requests that wait for them no longer, once for each
-    /// part.
-    pub(super) fn on_marks(&mut self, marks: Marks, released: Seq) -> Vec<RequestNo> {
+    /// Takes the marks of the stream.
+    pub(super) fn on_marks(&mut self, marks: Marks, released: Seq) -> Reached {
         self.marks = marks;
-        while self.unreleased.front().is_some_and(|(seq, _)| *seq <= released) {
+        let mut has_released = false;
+        while let Some((seq, handed)) = self.unreleased.front()
+            && *seq <= released
+        {
+            self.unreleased_zeroes -= usize::from(handed.is_zero);
             self.unreleased.pop_front();
+            has_released = true;
         }
-        let mut reached = take_up_to(&mut self.awaiting_complete, marks.complete);
-        reached.extend(take_up_to(&mut self.awaiting_durable, marks.durable));
-        reached
+        let is_unblocked =
+            has_released && !self.waiting.is_empty() && self.release_needed().is_none();
+        let mut requests = take_up_to(&mut self.awaiting_complete, marks.complete);
+        requests.extend(take_up_to(&mut self.awaiting_durable, marks.durable));
+        Reached { requests, is_unblocked }
     }
 
     /// Forgets all parts and requests.
@@ -150,6 +174,7 @@ impl<D> StreamState<D> {
         self.awaiting_complete.clear();
         self.awaiting_durable.clear();
         self.unreleased.clear();
+        self.unreleased_zeroes = 0;
     }
 }
 
