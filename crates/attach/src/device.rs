@@ -82,8 +82,8 @@ impl Device {
             opened.map_err(|source| DeviceError::Stream { stream, source })
         };
         let mut streams: Vec<Stream> = (0..wanted).map(open).collect::<Result<_, _>>()?;
-        let part_blocks_max = part_blocks_max(&mut streams, volume.blocks())?;
         let info = volume.info();
+        let part_blocks_max = part_blocks_max(&mut streams, volume.blocks(), info.unit_blocks)?;
         let stripe_blocks = u64::from(info.unit_blocks) * info.members.len() as u64;
         let layout = Layout::new(streams.len(), stripe_blocks, part_blocks_max)?;
         let decisions = PlainDevice::new(layout, streams.iter().map(Stream::last));
@@ -231,11 +231,15 @@ fn acknowledge(volume: &Volume) -> Result<Vec<Acknowledged>, DeviceError> {
 }
 
 /// The most blocks of a group that all streams take once earlier groups are released (traps T13, T14).
-fn part_blocks_max(streams: &mut [Stream], blocks: u64) -> Result<u32, DeviceError> {
+fn part_blocks_max(
+    streams: &mut [Stream],
+    blocks: u64,
+    unit_blocks: u32,
+) -> Result<u32, DeviceError> {
     let mut part = PART_BLOCKS.min(u32::try_from(blocks).unwrap_or(PART_BLOCKS)).max(1);
     loop {
-        // From block 1 on, it reaches into one stripe unit more, if the volume has so many blocks.
-        let lba = u64::from(blocks > u64::from(part));
+        // From the last block of a stripe unit on, it reaches into most units.
+        let lba = u64::from(unit_blocks.saturating_sub(1)).min(blocks.saturating_sub(part.into()));
         let check = |stream: &mut Stream| stream.check_write(lba, part, true);
         match streams.iter_mut().try_for_each(check) {
             Ok(()) => return Ok(part),
