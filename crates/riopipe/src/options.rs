@@ -14,7 +14,9 @@ pub struct StreamOptions {
     /// complete or not durable (trap T14). A single group may not be larger.
     pub kept_bytes_max: u64,
     /// Whether requests for adjacent blocks are merged (trap T16), up to the largest in-capsule
-    /// data of a command (32 KiB on a Rio target). A larger group takes several log entries.
+    /// data of a command (32 KiB on a Rio target). Whole groups are merged only while at least
+    /// [`MERGE_FROM`](riopipe_session::initiator::stream_driver::MERGE_FROM) requests are in flight.
+    /// A larger group takes several log entries.
     pub merge: bool,
     /// How long a target may owe an answer. After that the stream gives up the connection.
     pub timeout: Duration,

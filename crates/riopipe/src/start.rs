@@ -15,7 +15,7 @@ use riopipe_session::initiator::queue_pair::QueuePair;
 use riopipe_session::initiator::reconnect::ConnectRequest;
 use riopipe_session::initiator::stream::StreamConfig;
 use riopipe_session::initiator::stream_driver::{
-    StartError, StartStep, StreamShared, StreamSpec, StreamStart,
+    MERGE_FROM, StartError, StartStep, StreamShared, StreamSpec, StreamStart,
 };
 
 use crate::association::open_socket;
@@ -293,6 +293,7 @@ fn stream_spec(
         topology: volume.topology.clone(),
         kept_bytes_max: options.kept_bytes_max,
         merge: options.merge,
+        merge_from: MERGE_FROM,
         qids: qids.to_vec(),
         reads_only: false,
     }

@@ -36,6 +36,7 @@ fn start(shape: &Shape, now: u64) -> StreamStart<Piece> {
         topology: shape.topology(),
         kept_bytes_max: 1 << 20,
         merge: shape.merge,
+        merge_from: 0,
         qids: (0..shape.servers()).map(|server| 5 + server).collect(),
         reads_only: false,
     };
@@ -552,6 +553,7 @@ fn a_reader_binds_nothing_and_asks_again_on_its_next_connection() {
         topology: shape.topology(),
         kept_bytes_max: 1 << 20,
         merge: false,
+        merge_from: 0,
         qids: vec![5],
         reads_only: true,
     };

@@ -46,6 +46,7 @@ impl Rig {
             topology: shape.topology(),
             kept_bytes_max: 1 << 20,
             merge: shape.merge,
+            merge_from: 0,
             qids: (5..5 + shape.engine.capabilities().queues_per_server).collect(),
             reads_only: false,
         };

@@ -3,6 +3,8 @@
 //! The scenario of a seed may change from version to version. A [`Scenario`] that was written to a
 //! file does not change.
 
+use riopipe_session::initiator::stream_driver::MERGE_FROM;
+
 use crate::drive::{DriveFault, DriveSpec, ModelKind};
 use crate::log_store::LogStoreKind;
 use crate::network::NetSpec;
@@ -144,6 +146,7 @@ fn general(seed: u64, engine: Option<Engine>) -> Scenario {
     engines::choose_orderless(&mut scenario, &mut Rng::new(seed ^ ORDERLESS));
     extensions::choose(&mut scenario, &mut Rng::new(seed ^ EXTENSIONS));
     followers::choose(&mut scenario, seed);
+    scenario.client.merge_from = *Rng::new(seed ^ MERGES).pick(&[0, 0, 3, MERGE_FROM]);
     scenario
 }
 
@@ -196,6 +199,8 @@ const MODELS: u64 = 0x6d6f_6465_6c73_0000;
 const DRIVE_ORDERS: u64 = 0x6f72_6465_7273_0000;
 /// The same for streams without an order.
 const ORDERLESS: u64 = 0x6f72_6465_726c_6573;
+/// The same for the merging of groups.
+const MERGES: u64 = 0x6d65_7267_6573_0000;
 /// The same for writes that extend.
 const EXTENSIONS: u64 = 0x6578_7465_6e64_0000;
 
@@ -323,6 +328,7 @@ fn client(rng: &mut Rng) -> ClientSpec {
         depth: *rng.pick(&[1, 2, 4, 8, 16, 32]),
         kept_blocks: *rng.pick(&[8, 16, 64, 1024]),
         merge: rng.percent(75),
+        merge_from: 0,
         loss_ms: if rng.percent(75) { NO_LOSS_MS } else { *rng.pick(&[0, 5, 20, 60]) },
         keep_alive_ms: *rng.pick(&[0, 0, 100, 300]),
         digests: rng.percent(8),

@@ -131,6 +131,9 @@ pub struct ClientSpec {
     pub kept_blocks: u32,
     /// Whether requests are merged.
     pub merge: bool,
+    /// The number of requests in flight from which whole groups are merged.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub merge_from: u32,
     /// The loss timeout, ms.
     pub loss_ms: u32,
     /// Keep Alive Timeout, ms; 0 for none.

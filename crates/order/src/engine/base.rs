@@ -457,7 +457,7 @@ impl<P: Payload> Base<P> {
     #[inline]
     pub(super) fn merge_into_tail(&mut self) -> bool {
         let [id] = self.shaped[..] else { return false };
-        if !self.limits.merge {
+        if !self.limits.merge || self.incomplete_count() <= self.limits.merge_from {
             return false;
         }
         let new = self.request(id);

@@ -588,6 +588,11 @@ pub struct Limits {
     pub kept_bytes_max: u64,
     /// Whether adjacent requests are merged.
     pub merge: bool,
+    /// Whole groups are merged only while at least so many requests are in flight, counting those
+    /// that wait to be sent. A request that is merged into another one saves work, but there is one
+    /// message less in flight: with few of them one side waits for the other. Writes of one group
+    /// are merged in any case.
+    pub merge_from: u32,
     /// The most blocks of a merged write: as many as travel in the command itself. A larger request
     /// would wait until the target asks for its data, and all writes that were merged into it would
     /// wait, too. Discards have no data, so they have no such bound.
@@ -606,6 +611,7 @@ impl Default for Limits {
         Self {
             kept_bytes_max: 64 << 20,
             merge: true,
+            merge_from: 0,
             merged_blocks_max: u32::MAX,
             start: Seq::ZERO,
             stream_number: 1,

@@ -610,6 +610,31 @@ fn merging_stops_at_what_goes_with_a_command() {
 }
 
 #[test]
+fn whole_groups_merge_only_while_enough_requests_are_in_flight() {
+    let limits = Limits { merge_from: 3, ..Limits::default() };
+    let mut engine = rio::Rio::new(topology(&[true], 1, 64, 64), limits);
+    for lba in 0..3 {
+        engine.admit(&mut [write(lba, 1)], lba, false).unwrap();
+    }
+    // Two adjacent writes of one group are one request in any case. The group itself continues the
+    // last one of three in flight.
+    engine.admit(&mut [write(3, 1), write(4, 1)], 3, false).unwrap();
+    let sent = drain(&mut engine, 1);
+    let blocks = |engine: &rio::Rio<Piece>, sent: &[Dispatch]| -> Vec<_> {
+        sent.iter().map(|d| engine.request(d.id).blocks).collect()
+    };
+    assert_eq!(blocks(&engine, &sent), [1, 1, 3]);
+
+    // Two are left in flight, so the next one is a request of its own, and the third one is merged.
+    engine.on_request_done(sent[0].id, Ok(()));
+    for lba in 5..7 {
+        engine.admit(&mut [write(lba, 1)], lba, false).unwrap();
+    }
+    let sent = drain(&mut engine, 1);
+    assert_eq!(blocks(&engine, &sent), [2]);
+}
+
+#[test]
 fn t16_as_many_groups_merge_as_an_entry_can_span() {
     let member =
         MemberInfo { server: 0, start: 8, blocks: 4096, request_blocks_max: 4096, volatile: true };

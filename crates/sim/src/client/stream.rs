@@ -240,6 +240,7 @@ impl Stream {
             topology: setup.topology.clone(),
             kept_bytes_max: kept_max,
             merge: spec.merge,
+            merge_from: spec.merge_from,
             qids,
             reads_only: setup.is_reader,
         };

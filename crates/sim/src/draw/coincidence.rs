@@ -108,6 +108,7 @@ pub(super) fn cluster(data_blocks: u32, rng: &mut Rng) -> Scenario {
             depth: 16,
             kept_blocks: 1024,
             merge: false,
+            merge_from: 0,
             loss_ms: NO_LOSS_MS,
             keep_alive_ms: 0,
             digests: false,

@@ -163,6 +163,7 @@ fn client(rng: &mut Rng) -> ClientSpec {
         depth: *rng.pick(&[2, 8, 32]),
         kept_blocks: *rng.pick(&[512, 4096]),
         merge: rng.percent(75),
+        merge_from: 0,
         loss_ms: if rng.percent(60) { NO_LOSS_MS } else { *rng.pick(&[5, 20, 60]) },
         keep_alive_ms: *rng.pick(&[0, 0, 100, 300]),
         digests: rng.percent(8),

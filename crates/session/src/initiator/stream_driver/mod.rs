@@ -46,7 +46,9 @@ pub use background::{BackgroundConfig, BackgroundDriver, Finding, ROUNDS_MAX};
 pub use calls::{Closed, NotSubmitted, ReadFailure, Until, WaitEnd};
 use calls::{Closing, ReadCall};
 use connection::ServerConnection;
-pub use start::{StartError, StartStep, StreamNumbers, StreamShared, StreamSpec, StreamStart};
+pub use start::{
+    MERGE_FROM, StartError, StartStep, StreamNumbers, StreamShared, StreamSpec, StreamStart,
+};
 pub use waitlist::{Entry, Mark, MarksSnapshot, Place, StreamIncarnation, Waitlist};
 
 /// An event that a stream's driver reports to its shell.

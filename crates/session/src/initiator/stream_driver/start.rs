@@ -31,6 +31,11 @@ use crate::initiator::stream::{
 };
 use crate::wire::BLOCK_BYTES;
 
+/// The number of requests in flight from which a stream merges whole groups, if it merges at all.
+/// With fewer messages in flight, the initiator waits for the target and the target for the
+/// initiator, and that costs more than merging saves.
+pub const MERGE_FROM: u32 = 8;
+
 /// The specification of a stream that is to be started.
 #[derive(Clone, Debug)]
 pub struct StreamSpec {
@@ -43,6 +48,8 @@ pub struct StreamSpec {
     pub kept_bytes_max: u64,
     /// Whether adjacent requests are merged (trap T16), up to the data that a command can carry.
     pub merge: bool,
+    /// The number of requests in flight from which whole groups are merged.
+    pub merge_from: u32,
     /// The id of the queue of each link.
     pub qids: Vec<u16>,
     /// Whether it only reads the volume, and is no stream of the volume; see
@@ -365,7 +372,8 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
 
     /// A driver over queues to all servers.
     fn make_driver(&self, queues: Vec<StreamQueue<P>>) -> StreamDriver<P> {
-        let StreamSpec { config, topology, kept_bytes_max, merge, qids, reads_only } = &self.spec;
+        let StreamSpec { config, topology, kept_bytes_max, merge, merge_from, qids, reads_only } =
+            &self.spec;
         // Merged requests should fit into the capsules of all targets.
         let mut merged_blocks_max = u32::MAX;
         for queue in &queues {
@@ -379,6 +387,7 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
         let limits = Limits {
             kept_bytes_max: *kept_bytes_max,
             merge: *merge,
+            merge_from: *merge_from,
             merged_blocks_max,
             start: config.start,
             stream_number,
