@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test miri sim sim-build sim-seeds sim-plants drive-plants sim-fs sim-worlds lint bench guest blktests fs-programs mutants build install-c fio python sqlite packages package-test setup
+.PHONY: help demo test miri sim sim-build sim-seeds sim-plants drive-plants sim-fs sim-worlds lint bench spdk-compare guest blktests fs-programs mutants build install-c fio python sqlite packages package-test setup
 
 # Extra arguments for the program behind a target: make demo ARGS='-o json'
 ARGS ?=
@@ -34,7 +34,7 @@ BOUNDED_BUILD := timeout $(FOREGROUND) --kill-after=30 $(BUILD_LIMIT)
 BOUNDED_TEST := timeout $(FOREGROUND) --kill-after=30 $(TEST_LIMIT)
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  ARGS='…' goes to the program: make demo ARGS='-o json'"
 
@@ -55,6 +55,9 @@ lint: setup ## Format, clippy, rustdoc, licences and advisories, tidy rules
 
 bench: build ## All ways to keep order, and a raw exchange, at three depths: a minute
 	@$(RIO) bench compare --quick $(ARGS)
+
+spdk-compare: build ## The target beside SPDK's, with SPDK's own initiator (minutes; SPDK=built checkout; ARGS='read:128K:32')
+	@SPDK="$(SPDK)" scripts/spdk-compare --rio $(RIO) $(ARGS)
 
 guest: build ## Against Linux's own NVMe/TCP host and target, in an emulated machine (minutes; Debian)
 	@scripts/kernel-guest --rio $(RIO) $(ARGS)

@@ -184,6 +184,16 @@ impl BlockDevice for MemQueue {
         }
         self.publish_writes();
         let mut buf = AlignedBuf::with_any_content(blocks as usize * BLOCK_BYTES);
+        if self.is_exclusive {
+            // One copy of all blocks takes two thirds of the time of a copy of each.
+            // SAFETY: as in `write`, with source and destination exchanged. The blocks lie one behind
+            // the other, and `buf` has space for all of them.
+            unsafe {
+                let from = self.shared.block_address(lba);
+                std::ptr::copy_nonoverlapping(from, buf.as_mut_ptr(), buf.len());
+            }
+            return Submitted::Done(Ok(Some(buf)));
+        }
         for (lba, block) in (lba..).zip(buf.chunks_exact_mut(BLOCK_BYTES)) {
             self.with_block(lba, |from| {
                 // SAFETY: as in `write`, with source and destination exchanged.

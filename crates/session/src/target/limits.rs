@@ -55,7 +55,7 @@ pub const TRANSFER_BUDGET: usize = 8 << 20;
 /// A connection with more unsent bytes than this sends them before it takes the next command, as long
 /// as its socket takes bytes. So the data of many reads goes to the socket from memory that the
 /// processor's cache still has, and the same memory serves the next reads.
-pub const SEND_FIRST_BYTES: usize = 256 << 10;
+pub const SEND_FIRST_BYTES: usize = 1 << 20;
 /// A connection with more unsent bytes than this takes no further command.
 pub const UNSENT_BYTES_MAX: usize = TRANSFER_BUDGET + (1 << 20);
 /// Bytes of data that each connection may always hold. A plain read or write that transfers more
