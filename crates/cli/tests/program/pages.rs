@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use riopipe_target::{Config, NamespaceOptions};
+use riopipe_target::{AnaOptions, Config, NamespaceOptions};
 
 use crate::{
     serve::{serve, signal},
@@ -62,13 +62,16 @@ fn every_message_that_is_explained_exists() {
 fn every_key_of_a_configuration_is_explained() {
     let page = page("configuration.md");
     let explained: BTreeSet<_> = messages(&page).into_iter().collect();
-    let config = Config { namespaces: vec![NamespaceOptions::default()], ..Config::default() };
+    let namespaces = vec![NamespaceOptions::default()];
+    let ana = vec![AnaOptions { port: 1, group: Some(1), state: "inaccessible".to_owned() }];
+    let config = Config { namespaces, ana, ..Config::default() };
     let value = serde_json::to_value(config).unwrap();
     let keys = |value: &serde_json::Value| -> BTreeSet<String> {
         value.as_object().unwrap().keys().cloned().collect()
     };
     let mut of_config = keys(&value);
     of_config.extend(keys(&value["namespaces"][0]));
+    of_config.extend(keys(&value["ana"][0]));
     of_config.extend(keys(&value["dhchap"]));
     let explained: BTreeSet<_> = explained.into_iter().map(str::to_owned).collect();
     assert_eq!(explained, of_config);
