@@ -10,7 +10,9 @@ mod stat;
 mod undone;
 mod view;
 
-use riopipe::{ConnectOptions, CreateOptions, OpenOptions, StreamOptions, Volume, VolumeInfo};
+use riopipe::{
+    ConnectOptions, CreateOptions, OpenOptions, Recovery, StreamOptions, Volume, VolumeInfo,
+};
 
 use crate::{
     args::volume::{self as args, Create, Open, Show},
@@ -111,6 +113,18 @@ fn open_options(args: &Open, connect: ConnectOptions) -> OpenOptions {
     }
 }
 
+/// Prints what opening the volume has recovered, and why it has another engine than its own, if it has.
+fn note_recovery(volume: &Volume, recovery: &Recovery, output: &Output) {
+    if !recovery.is_nothing() {
+        output.note(recovery.to_string());
+    }
+    if let Some(why) = &recovery.fallback {
+        let engine = volume.engine();
+        let hint = engine_hint(why).map(|hint| format!("; {hint}")).unwrap_or_default();
+        output.note(format!("note: {why}{hint}; engine {engine}: {}", engine.promise()));
+    }
+}
+
 /// Opens the volume, runs `f` on its first stream, and closes both in order, also after an error: a
 /// dropped stream would leave a volume that needs recovery.
 fn with_store<R>(
@@ -126,14 +140,7 @@ fn with_store<R>(
     let (volume, recovery) =
         Volume::open(&args.name, &addresses, &options).map_err(|error| open_failure(&error))?;
     let interrupt = early.map_or_else(|| Interrupt::watch(output), Ok)?;
-    if !recovery.is_nothing() {
-        output.note(recovery.to_string());
-    }
-    if let Some(why) = &recovery.fallback {
-        let engine = volume.engine();
-        let hint = engine_hint(why).map(|hint| format!("; {hint}")).unwrap_or_default();
-        output.note(format!("note: {why}{hint}; engine {engine}: {}", engine.promise()));
-    }
+    note_recovery(&volume, &recovery, output);
     let timeout = args.members.connect.io_timeout;
     let options = StreamOptions { timeout, ..StreamOptions::default() };
     let stream = volume.stream(STREAM, &options).map_err(|error| stream_failure(&error))?;

@@ -10,10 +10,10 @@ use riopipe_lab::terminal::{Colour, Terminal};
 use riopipe_platform::raise_descriptors_max;
 use serde::Serialize;
 
-use super::open_options;
+use super::{note_recovery, open_options};
 use crate::{
     args::attach::{Attach, DEFAULT_PORT},
-    connect::{engine_hint, members_and_options, open_failure, stream_failure},
+    connect::{members_and_options, open_failure, stream_failure},
     failure::{Code, Failure, start_failure},
     interrupt::Stop,
     output::{Output, Report},
@@ -43,14 +43,7 @@ fn open(args: &Attach, output: &Output) -> Result<Device, Failure> {
     let options = open_options(&args.open, connect);
     let (volume, recovery) = Volume::open(&args.open.name, &addresses, &options)
         .map_err(|error| open_failure(&error))?;
-    if !recovery.is_nothing() {
-        output.note(recovery.to_string());
-    }
-    if let Some(why) = &recovery.fallback {
-        let engine = volume.engine();
-        let hint = engine_hint(why).map(|hint| format!("; {hint}")).unwrap_or_default();
-        output.note(format!("note: {why}{hint}; engine {engine}: {}", engine.promise()));
-    }
+    note_recovery(&volume, &recovery, output);
     let options = DeviceOptions {
         streams: args.streams,
         readers: args.readers.into(),
