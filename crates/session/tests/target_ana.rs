@@ -95,6 +95,27 @@ fn a_state_that_refuses_io_refuses_every_command_of_its_port_alone() {
     assert!(w.links[io].conn.is_quiet());
 }
 
+/// Base §2.2.1: a controller is bound to one port. Else the states of the admin queue's port would hold for
+/// commands that have come through another one.
+#[test]
+fn an_io_queue_is_connected_through_the_port_of_its_controller() {
+    let mut w = World::new(&[false]);
+    w.port = 1;
+    let (admin, cntlid) = w.admin();
+    w.port = 2;
+    let at = w.initialize(peer::Digests::default(), 0);
+    let data = peer::connect_data(world::SUBNQN, peer::HOSTNQN, peer::HOSTID, cntlid);
+    let done = w.call(at, peer::connect(0, 1, 127, 0), &data);
+    // Byte 16 of the data: the controller id.
+    assert_eq!((done.status, done.dnr, done.result), (0x182, true, 1 << 16 | 16));
+    assert!(w.host.log.iter().any(|line| line.contains("at port 1, and this queue at port 2")));
+    // The refusal has taken nothing.
+    w.port = 1;
+    let io = w.io(cntlid, 1);
+    assert_eq!(w.call(io, peer::write(1, 1, 5, 1), &block(1)).status, 0);
+    assert_eq!(w.fetch(admin, peer::identify(2, 0x01, 0)).1.status, 0);
+}
+
 /// Commands that wait are refused when they go on. Those at the drive come back: a write is done, and the
 /// data of a read is not sent.
 #[test]

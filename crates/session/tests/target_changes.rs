@@ -282,7 +282,10 @@ fn a_host_that_may_not_connect_any_more_is_ended() {
     for stays in [rival, discovery] {
         assert!(w.links[stays].closed.is_none(), "{stays}");
     }
-    assert_ne!(w.host.shared.discovery_generation(), generation);
+    let changed = w.host.shared.discovery_generation();
+    assert_ne!(changed, generation);
+    change(&mut w, hosts(Access::by_name([RIVAL.to_owned()]))).unwrap();
+    assert_eq!(w.host.shared.discovery_generation(), changed, "the same hosts are no change");
     let at = w.initialize(peer::Digests::default(), 0);
     let data = peer::connect_data(world::SUBNQN, HOSTNQN, HOSTID, 0xffff);
     assert_eq!(w.call(at, peer::connect(0, 0, 31, 0), &data).status, 0x184);

@@ -3,7 +3,7 @@
 mod world;
 
 use riopipe_session::target::limits::ERROR_ENTRIES;
-use riopipe_session::target::{ConnId, DiscoveryPort};
+use riopipe_session::target::{Access, ConnId, DiscoveryPort};
 use riopipe_testkit::peer::{self, Digests, HOSTID, HOSTNQN, Sqe};
 use world::{World, block};
 
@@ -159,8 +159,7 @@ fn a_persistent_discovery_controller_reports_a_changed_log() {
         ipv6: false,
         discovery_only: false,
     };
-    w.host.shared.set_ports(vec![port]);
-    let conns = w.host.shared.discovery_changed();
+    let conns = w.host.shared.set_ports(vec![port]);
     deliver(&mut w, conns);
     assert_eq!(events(&mut w, at), [(20, DISCOVERY_NOTICE)]);
     assert_eq!(events(&mut w, io_admin), [], "an I/O controller has no discovery log");
@@ -173,10 +172,20 @@ fn a_persistent_discovery_controller_reports_a_changed_log() {
     let conns = w.host.shared.discovery_changed();
     deliver(&mut w, conns);
     assert_eq!(events(&mut w, at), []);
-    w.fetch(at, log);
+    let generation = |page: &[u8]| u64::from_le_bytes(page[..8].try_into().unwrap());
+    let before = generation(&w.fetch(at, log).0);
     let conns = w.host.shared.discovery_changed();
     deliver(&mut w, conns);
     assert_eq!(events(&mut w, at), [(21, DISCOVERY_NOTICE)]);
+    let between = generation(&w.fetch(at, log).0);
+    // The hosts that may connect: the log of a host depends on them.
+    w.command(at, event_request(22), &[]);
+    let conns = w.host.shared.set_access(Access::by_name([]));
+    deliver(&mut w, conns);
+    assert_eq!(events(&mut w, at), [(22, DISCOVERY_NOTICE)]);
+    let page = w.fetch(at, log).0;
+    assert_eq!((before < between, between < generation(&page)), (true, true));
+    assert_eq!(page[8], 0, "this host may not connect any more");
     // It is kept as long as its host keeps it alive.
     for _ in 0..5 {
         w.host.now += 1_500_000_000;

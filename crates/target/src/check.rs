@@ -14,12 +14,12 @@ use std::sync::Arc;
 
 use riopipe_media::survival::{Row, Survival, row};
 use riopipe_media::{
-    Drive, LogStore, MediumPlace, boot_id, inspect_drive, open_log, place_of_drive, place_of_log,
-    properties_once_created, survival_once_created,
+    Drive, LogStore, MediumPlace, OpenError, boot_id, inspect_drive, open_log, place_of_drive,
+    place_of_log, properties_once_created, survival_once_created,
 };
 use riopipe_net::Listener;
 use riopipe_order::log_region::opening::{Decision, Refused, decide};
-use riopipe_order::log_region::{HEADER_BYTES, OpenError};
+use riopipe_order::log_region::{self, HEADER_BYTES};
 use riopipe_session::drive_identity::{Choice, Origin, distinguish};
 
 use crate::access::access_notes;
@@ -27,11 +27,11 @@ use crate::checked_config::{CheckedConfig, CheckedNamespace, check_config};
 use crate::config::{Config, DEFAULT_DISCOVERY_PORT, DEFAULT_PORT};
 use crate::drive_identity::{IdentityError, ShownIdentity, choose_for, inspect, note};
 use crate::lba_size::check_lba_size;
-use crate::log::{check_size, place};
+use crate::log::{LogOpenError, check_size, place};
 use crate::same_media::same_media;
 use crate::secrets;
 
-/// An error in a configuration: place, defect and remedy.
+/// An error in a configuration, or of what it names: place, defect and remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// The part of the configuration, as its key.
@@ -40,11 +40,36 @@ pub struct Problem {
     pub what: String,
     /// The remedy; empty if `what` contains it.
     pub advice: String,
+    /// The part that has the defect.
+    pub kind: ProblemKind,
+}
+
+/// The part that has a defect: each has an exit code of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProblemKind {
+    /// The configuration makes no sense.
+    Configuration,
+    /// The configuration makes sense, and a drive, the log or an address can't be served.
+    Medium,
 }
 
 impl Problem {
     pub(crate) fn new(place: impl Into<String>, what: impl fmt::Display, advice: &str) -> Self {
-        Self { place: place.into(), what: what.to_string(), advice: advice.into() }
+        let kind = ProblemKind::Configuration;
+        Self { place: place.into(), what: what.to_string(), advice: advice.into(), kind }
+    }
+
+    /// A defect of a drive, a log or an address.
+    fn of_medium(place: impl Into<String>, what: impl fmt::Display, advice: &str) -> Self {
+        Self { kind: ProblemKind::Medium, ..Self::new(place, what, advice) }
+    }
+
+    /// A drive or a log that can't be opened, or a specification of it that makes no sense.
+    fn of_open(place: impl Into<String>, error: &OpenError) -> Self {
+        match error {
+            OpenError::Spec { .. } => Self::new(place, error, ""),
+            _ => Self::of_medium(place, error, ""),
+        }
     }
 }
 
@@ -126,6 +151,13 @@ impl Report {
     #[must_use]
     pub fn is_ok(&self) -> bool {
         self.problems.is_empty()
+    }
+
+    /// Whether the configuration itself makes sense: what is wrong, if anything, are drives, the log or
+    /// addresses.
+    #[must_use]
+    pub fn makes_sense(&self) -> bool {
+        self.problems.iter().all(|problem| problem.kind == ProblemKind::Medium)
     }
 }
 
@@ -218,7 +250,7 @@ fn check_addresses(
         match Listener::bind_with_port(address, default_port) {
             Ok(listener) => found.push(listener.local_addr()),
             Err(error) => {
-                report.problems.push(Problem::new(format!("{key}[{index}]"), error, ""));
+                report.problems.push(Problem::of_medium(format!("{key}[{index}]"), error, ""));
             }
         }
     }
@@ -238,18 +270,18 @@ fn missing_file_problem(place: &str, file: &MediumPlace, create: bool) -> Option
     let path = file.path();
     if !create && file.is_empty_file() {
         let advice = "put its content back, or have it filled as a new one with create (--create)";
-        return Some(Problem::new(place, format!("{path} is empty"), advice));
+        return Some(Problem::of_medium(place, format!("{path} is empty"), advice));
     }
     if !create {
         let advice = "mount its file system, or have the file created with create (--create)";
-        return Some(Problem::new(place, format!("{path} does not exist"), advice));
+        return Some(Problem::of_medium(place, format!("{path} does not exist"), advice));
     }
     let directory = Path::new(path).parent()?;
     if directory.as_os_str().is_empty() || directory.is_dir() {
         return None;
     }
     let what = format!("{path} can't be created: {} is no directory", directory.display());
-    Some(Problem::new(place, what, "make the directory first"))
+    Some(Problem::of_medium(place, what, "make the directory first"))
 }
 
 /// Checks the drive with specification `spec`; returns its properties if it can be served, and the
@@ -276,7 +308,7 @@ fn check_drive(
             Some((properties, Some(drive)))
         }
         Err(error) => {
-            report.problems.push(Problem::new(place, error, ""));
+            report.problems.push(Problem::of_open(place, &error));
             None
         }
     }
@@ -303,7 +335,7 @@ fn check_identity(
             Some(choice)
         }
         Err(error) => {
-            report.problems.push(Problem::new(place, error, ""));
+            report.problems.push(Problem::of_medium(place, error, ""));
             None
         }
     }
@@ -314,7 +346,7 @@ fn check_distinct(drives: &[(String, u32, Choice)], report: &mut Report) {
     let mut choices: Vec<Choice> = drives.iter().map(|(_, _, choice)| *choice).collect();
     if let Err((first, second)) = distinguish(&mut choices) {
         let error = IdentityError::SameAs { nsid: drives[first].1 };
-        report.problems.push(Problem::new(&drives[second].0, error, ""));
+        report.problems.push(Problem::of_medium(&drives[second].0, error, ""));
     }
 }
 
@@ -331,7 +363,7 @@ fn check_drive_to_create(
         Ok(properties) => properties
             .map(|(survival, has_volatile_cache)| DriveProperties { survival, has_volatile_cache }),
         Err(error) => {
-            report.problems.push(Problem::new(place, error, ""));
+            report.problems.push(Problem::of_open(place, &error));
             None
         }
     }
@@ -345,7 +377,7 @@ fn check_creation(
     report: &mut Report,
 ) -> Option<()> {
     let problem = missing_file_problem(place, file, create)
-        .or_else(|| file.check_creation().err().map(|error| Problem::new(place, error, "")));
+        .or_else(|| file.check_creation().err().map(|error| Problem::of_open(place, &error)));
     if let Some(problem) = problem {
         report.problems.push(problem);
         return None;
@@ -361,7 +393,10 @@ fn check_creation(
 fn check_log(config: &Config, report: &mut Report) -> Option<Survival> {
     let spec = config.log.as_deref()?;
     if let Err(error) = check_size(spec) {
-        report.problems.push(Problem::new("log", error, ""));
+        report.problems.push(match &error {
+            LogOpenError::Store(error) => Problem::of_open("log", error),
+            _ => Problem::of_medium("log", error, ""),
+        });
         return None;
     }
     if let Ok(Some(file)) = place_of_log(spec)
@@ -373,7 +408,7 @@ fn check_log(config: &Config, report: &mut Report) -> Option<Survival> {
     let store = match open_log(spec) {
         Ok(store) => store,
         Err(error) => {
-            report.problems.push(Problem::new("log", error, ""));
+            report.problems.push(Problem::of_open("log", &error));
             return None;
         }
     };
@@ -398,7 +433,7 @@ fn check_log_to_create(
         // Another process has just created the file.
         Ok(None) => None,
         Err(error) => {
-            report.problems.push(Problem::new("log", error, ""));
+            report.problems.push(Problem::of_open("log", &error));
             None
         }
     }
@@ -408,11 +443,11 @@ fn check_log_to_create(
 fn log_content_problem(store: &LogStore, accept_lost_log: bool) -> Option<Problem> {
     let header = match store.part(0..HEADER_BYTES.min(store.len())) {
         Ok(header) => header,
-        Err(error) => return Some(Problem::new("log", error, "")),
+        Err(error) => return Some(Problem::of_medium("log", error, "")),
     };
     let boot = match boot_id() {
         Ok(boot) => boot,
-        Err(error) => return Some(Problem::new("log", error, "")),
+        Err(error) => return Some(Problem::of_medium("log", error, "")),
     };
     let place = place(store, boot);
     explain_decision(decide(&header, place, accept_lost_log, riopipe_platform::crc32c))
@@ -420,7 +455,7 @@ fn log_content_problem(store: &LogStore, accept_lost_log: bool) -> Option<Proble
 
 /// The problem that the decision about a log's content stands for; `None` if the log can be served.
 fn explain_decision(decision: Result<Decision, Refused>) -> Option<Problem> {
-    let problem = |what: String, advice| Some(Problem::new("log", what, advice));
+    let problem = |what: String, advice| Some(Problem::of_medium("log", what, advice));
     match decision {
         Ok(Decision::Open | Decision::Create | Decision::GiveUp(_)) => None,
         Ok(Decision::Lost(_)) => problem(
@@ -432,14 +467,14 @@ fn explain_decision(decision: Result<Decision, Refused>) -> Option<Problem> {
         Err(Refused::TooSmall { have, .. }) => {
             problem(format!("{have} bytes are too small for a log region"), "give it 2M or more")
         }
-        Err(Refused::Region(OpenError::Newer { version })) => problem(
+        Err(Refused::Region(log_region::OpenError::Newer { version })) => problem(
             format!("a log region of format version {version}, written by a newer program"),
             "use that program",
         ),
-        Err(Refused::Region(OpenError::NotALog)) => {
+        Err(Refused::Region(log_region::OpenError::NotALog)) => {
             problem("this is not a log region".into(), "check the path")
         }
-        Err(Refused::Region(OpenError::Damaged { what })) => problem(
+        Err(Refused::Region(log_region::OpenError::Damaged { what })) => problem(
             format!("the log region is damaged: {what}"),
             "restore it, or give it up with accept_lost_log (--accept-lost-log)",
         ),

@@ -46,7 +46,7 @@ mod sync;
 mod target;
 mod tcp;
 
-pub use check::{Problem, Promise, Report, check};
+pub use check::{Problem, ProblemKind, Promise, Report, check};
 pub use config::{
     AnaOptions, Config, DEFAULT_LISTEN, DEFAULT_LOCK_WAIT_MS, DEFAULT_PORT, DEFAULT_SPIN_US,
     NamespaceOptions,

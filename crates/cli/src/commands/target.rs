@@ -127,10 +127,12 @@ fn check(args: &Serve, output: &Output) -> Result<(), Failure> {
         notes: report.notes.iter().map(Note::of).collect(),
         promises: report.promises.iter().map(PromiseView::of).collect(),
     })?;
+    // The code with which a target would end.
+    let code = if report.makes_sense() { Code::Media } else { Code::Usage };
     match report.problems.len() {
         0 => Ok(()),
-        1 => Err(Failure::new(Code::Usage, "one mistake: a target would not start")),
-        n => Err(Failure::new(Code::Usage, format!("{n} mistakes: a target would not start"))),
+        1 => Err(Failure::new(code, "one mistake: a target would not start")),
+        n => Err(Failure::new(code, format!("{n} mistakes: a target would not start"))),
     }
 }
 
@@ -366,7 +368,7 @@ struct Note {
 
 impl Note {
     fn of(problem: &Problem) -> Self {
-        let Problem { place, what, advice } = problem.clone();
+        let Problem { place, what, advice, .. } = problem.clone();
         Self { place, what, advice }
     }
 

@@ -135,7 +135,7 @@ fn check_reports_all_errors_at_once() {
     // Options take precedence, so all of it can be corrected by them.
     let fixed = ["-n", "nqn.2026-11.com.example:d", "--drive", "mem:1M", "--log", "file:l,size=1M"];
     let args = [&["target", "check", "-c", path, "-o", "json"][..], &fixed].concat();
-    rio_in(folder.path(), &args).failed(2, &["one mistake"]);
+    rio_in(folder.path(), &args).failed(7, &["one mistake"]);
     let checked = rio_in(folder.path(), &[&args[..], &["--create"]].concat()).ok();
     assert_eq!(checked["ok"], true);
     assert!(checked["promises"][0]["process_kill"].as_str().unwrap().contains("memory"));

@@ -5,8 +5,8 @@
 //!                            └→ event ─→ the host reads log page 0Ch
 //! ```
 //!
-//! A controller belongs to the port through which its admin queue was connected. The states of that
-//! port count for all of its queues.
+//! A controller belongs to the port through which its admin queue was connected, and a queue that a host
+//! connects through another port is refused. So the states of that port count for all of its queues.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;

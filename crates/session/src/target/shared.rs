@@ -173,12 +173,13 @@ impl<R: Region> Shared<R> {
         &self.identity
     }
 
-    /// Sets the addresses of the subsystem, when the listeners know their ports.
-    pub fn set_ports(&mut self, ports: Vec<DiscoveryPort>) {
+    /// Sets the addresses of the subsystem, when the listeners know their ports. Persistent discovery
+    /// controllers inform their hosts. Returns the connections to wake.
+    pub fn set_ports(&mut self, ports: Vec<DiscoveryPort>) -> Vec<ConnId> {
         let mut identity = Identity::clone(&self.identity);
         identity.ports = ports;
         self.identity = Arc::new(identity);
-        self.note_discovery_change();
+        self.discovery_changed()
     }
 
     /// Sets how many bytes of data all connections together may hold, in addition to the
@@ -239,10 +240,11 @@ impl<R: Region> Shared<R> {
     }
 
     /// Sets the hosts that may connect, and their secrets. Connections that are admitted already stay; they
-    /// need the new secret when they authenticate again.
-    pub fn set_access(&mut self, access: Arc<Access>) {
+    /// need the new secret when they authenticate again. The discovery log depends on the hosts, so
+    /// persistent discovery controllers inform theirs. Returns the connections to wake.
+    pub fn set_access(&mut self, access: Arc<Access>) -> Vec<ConnId> {
         self.access = access;
-        self.discovery_generation += 1;
+        self.discovery_changed()
     }
 
     /// Whether the host with this NQN may connect. It may have to authenticate.

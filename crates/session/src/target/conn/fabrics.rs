@@ -78,7 +78,7 @@ impl From<AttachError> for ConnectRefusal {
             AttachError::Full | AttachError::Memory | AttachError::Draining => {
                 (Status::CONNECT_BUSY, 0)
             }
-            AttachError::NoController => {
+            AttachError::NoController | AttachError::OtherPort { .. } => {
                 (Status::CONNECT_INVALID.with_dnr(), invalid(ConnectField::CONTROLLER_ID))
             }
             AttachError::OtherHost | AttachError::NotAllowed => {
@@ -195,15 +195,15 @@ impl<E: TargetEnv> TargetConn<E> {
         let AwaitedConnect { fields, data, entries, cntlid } = connect;
         let (conn, now) = (self.context.id, env.now());
         let is_io_queue = fields.qid != 0;
+        // A connection without an address is one through the first port.
+        let port = self.local_address.as_ref().map_or(1, |local| local.portid);
         let attached = if is_io_queue {
-            let queue = IoQueue { qid: fields.qid, entries: *entries };
+            let queue = IoQueue { qid: fields.qid, entries: *entries, port };
             update_shared(env, |shared| {
                 shared.attach_io(conn, *cntlid, queue, &data.hostnqn, data.hostid)
             })?
         } else {
             let is_discovery = data.subnqn == DISCOVERY_NQN;
-            // A connection without an address is one through the first port.
-            let port = self.local_address.as_ref().map_or(1, |local| local.portid);
             let attached = env.with_shared(|shared| {
                 let host = (&data.hostnqn[..], data.hostid);
                 shared.attach_admin(conn, *cntlid, host, (port, is_discovery), now)

@@ -109,8 +109,12 @@ impl<R: Region> Shared<R> {
             self.end_association(association, "a namespace of its volume was removed");
         }
         if let Some(access) = access {
+            // The discovery log depends on the hosts. Hosts read it again after each event.
+            let has_changed = self.access.hosts != access.hosts;
             self.access = access;
-            self.note_discovery_change();
+            if has_changed {
+                self.note_discovery_change();
+            }
             self.end_hosts_not_allowed();
         }
         Ok(self.announce(changed_nsids))

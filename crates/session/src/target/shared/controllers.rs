@@ -38,7 +38,8 @@ pub struct Controller {
     /// The association must end: it gets no new queues, and ends when all of its queues are
     /// drained.
     pub dying: bool,
-    /// The port through which its admin queue was connected (ANA).
+    /// The port through which its admin queue was connected. The other queues are connected through it,
+    /// too.
     pub port: u16,
     /// The admin queue's connection.
     pub admin: ConnId,
@@ -73,6 +74,8 @@ pub(in crate::target) struct IoQueue {
     pub(in crate::target) qid: u16,
     /// How many entries the submission queue has.
     pub(in crate::target) entries: u16,
+    /// The port through which the host has connected.
+    pub(in crate::target) port: u16,
 }
 
 /// Why a queue cannot be connected.
@@ -99,6 +102,15 @@ pub enum AttachError {
     /// The controller belongs to another host.
     #[error("the controller belongs to another host")]
     OtherHost,
+    /// The controller belongs to another port: a controller is bound to one, and a host connects all of
+    /// its queues there (Base §2.2.1, §2.2.2). Else the ANA states of two ports would hold for it.
+    #[error("the admin queue was connected at port {admin}, and this queue at port {io}")]
+    OtherPort {
+        /// The port of the controller.
+        admin: u16,
+        /// The port of the connection.
+        io: u16,
+    },
     /// CC.EN is not set.
     #[error("the controller is not enabled")]
     NotEnabled,
@@ -204,7 +216,7 @@ impl<R: Region> Shared<R> {
         &mut self,
         conn: ConnId,
         cntlid: u16,
-        IoQueue { qid, entries }: IoQueue,
+        IoQueue { qid, entries, port }: IoQueue,
         hostnqn: &str,
         hostid: [u8; 16],
     ) -> Result<Attached, AttachError> {
@@ -216,6 +228,9 @@ impl<R: Region> Shared<R> {
             .ok_or(AttachError::NoController)?;
         if controller.hostnqn != hostnqn || controller.hostid != hostid {
             return Err(AttachError::OtherHost);
+        }
+        if controller.port != port {
+            return Err(AttachError::OtherPort { admin: controller.port, io: port });
         }
         if controller.discovery {
             return Err(AttachError::Discovery);
