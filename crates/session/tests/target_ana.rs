@@ -95,7 +95,7 @@ fn a_state_that_refuses_io_refuses_every_command_of_its_port_alone() {
     assert!(w.links[io].conn.is_quiet());
 }
 
-/// Base §2.2.1: a controller is bound to one port. Else the states of the admin queue's port would hold for
+/// Base §2.2.2: a controller is bound to one port. Else the states of the admin queue's port would hold for
 /// commands that have come through another one.
 #[test]
 fn an_io_queue_is_connected_through_the_port_of_its_controller() {

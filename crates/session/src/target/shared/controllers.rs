@@ -103,7 +103,7 @@ pub enum AttachError {
     #[error("the controller belongs to another host")]
     OtherHost,
     /// The controller belongs to another port: a controller is bound to one, and a host connects all of
-    /// its queues there (Base §2.2.1, §2.2.2). Else the ANA states of two ports would hold for it.
+    /// its queues there (Base §2.2.2). Else the ANA states of two ports would hold for it.
     #[error("the admin queue was connected at port {admin}, and this queue at port {io}")]
     OtherPort {
         /// The port of the controller.
