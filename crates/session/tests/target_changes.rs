@@ -1,16 +1,17 @@
-//! Namespaces and hosts that come and go while the target serves, and its draining.
+//! Namespaces, hosts and ports that come and go while the target serves, and its draining.
 
 mod world;
 
 use std::sync::Arc;
 
 use peer::{HOSTID, HOSTNQN, Sqe};
+use riopipe_nvme::ana::AnaState;
 use riopipe_order::attribute::Member;
 use riopipe_order::log_region::MemberNamespace;
 use riopipe_order::write_order::DriveOrder;
 use riopipe_session::target::{
-    Access, Change, ChangeError, Closed, LabelledDrive, NamespaceConfig, NamespaceIdError,
-    VolumeUse,
+    Access, Change, ChangeError, Closed, DiscoveryPort, LabelledDrive, NamespaceConfig,
+    NamespaceIdError, PortChange, PortState, VolumeUse,
 };
 use riopipe_session::wire;
 use riopipe_testkit::peer;
@@ -292,6 +293,114 @@ fn a_host_that_may_not_connect_any_more_is_ended() {
     w.io_as(RIVAL, RIVAL_ID, cntlid, 1);
     change(&mut w, hosts(Arc::default())).unwrap();
     assert_eq!(w.call(at, peer::connect(0, 0, 31, 0), &data).status, 0);
+}
+
+fn port(portid: u16) -> DiscoveryPort {
+    DiscoveryPort {
+        portid,
+        traddr: "192.0.2.1".into(),
+        trsvcid: (4419 + portid).to_string(),
+        ipv6: false,
+        discovery_only: false,
+    }
+}
+
+fn ports(listed: &[u16], removed: &[u16]) -> Change {
+    let listed = listed.iter().map(|id| port(*id)).collect();
+    let ports = PortChange { listed, removed: removed.to_vec() };
+    Change { ports: Some(ports), ..Change::default() }
+}
+
+#[test]
+fn a_port_that_goes_ends_its_controllers_and_takes_no_others() {
+    let mut w = World::new(&[false]);
+    change(&mut w, ports(&[1, 2], &[])).unwrap();
+    let [first, second] = [1, 2].map(|id| {
+        w.port = id;
+        let (admin, cntlid) = w.admin();
+        (admin, w.io(cntlid, 1), cntlid)
+    });
+    w.port = 2;
+    let waiting = w.initialize(peer::Digests::default(), 0);
+    // A discovery controller at the port that stays learns of it; one at the other port ends.
+    let discovery = |w: &mut World, id: u16| {
+        w.port = id;
+        let at = w.initialize(peer::Digests::default(), 0);
+        let data = peer::connect_data(peer::DISCOVERY_NQN, HOSTNQN, HOSTID, 0xffff);
+        assert_eq!(w.call(at, peer::connect(0, 0, 31, 0), &data).status, 0);
+        w.call(at, peer::property_set(1, 0x14, peer::CC_ENABLE), &[]);
+        w.call(at, Sqe::new(0x09, 7, 0).dword(10, 0x0b).dword(11, 1 << 31), &[]);
+        w.command(at, Sqe::new(0x0c, 8, 0), &[]);
+        at
+    };
+    let [stays, goes] = [1, 2].map(|id| discovery(&mut w, id));
+    // A write at the drive comes back, and is on the drive.
+    w.host.drives[0].holds = true;
+    w.command(second.1, peer::write(1, 1, 5, 1), &block(7));
+    let generation = w.host.shared.discovery_generation();
+    change(&mut w, ports(&[1], &[2])).unwrap();
+    for ended in [second.0, second.1, goes] {
+        assert!(w.links[ended].closed.is_some(), "{ended}");
+    }
+    for left in [first.0, first.1, stays] {
+        assert!(w.links[left].closed.is_none(), "{left}");
+    }
+    w.complete_all(0);
+    assert_eq!(w.host.drives[0].block(5), block(7));
+    w.host.drives[0].holds = false;
+    assert_eq!(w.host.shared.discovery_generation(), generation + 1);
+    let event = w.next(stays).unwrap().completion();
+    assert_eq!((event.cid, event.result), (8, 0x0070_f002));
+    assert_eq!(w.fetch(stays, peer::get_log(9, 0x70, 0, 1024)).0[8], 1, "one record");
+    // The listener had accepted this connection before.
+    for subnqn in [world::SUBNQN, peer::DISCOVERY_NQN] {
+        let data = peer::connect_data(subnqn, HOSTNQN, HOSTID, 0xffff);
+        let done = w.call(waiting, peer::connect(0, 0, 31, 0), &data);
+        assert_eq!((done.status, done.dnr), (0x181, false), "it may come back elsewhere");
+    }
+    assert_eq!(w.call(first.1, peer::write(1, 1, 6, 1), &block(8)).status, 0);
+    w.port = 1;
+    w.io(first.2, 2);
+}
+
+#[test]
+fn a_port_with_an_owner_stays_unless_it_is_forced() {
+    let mut w = World::new(&[false]);
+    w.port = 2;
+    change(&mut w, ports(&[1, 2], &[])).unwrap();
+    let owner = w.owner();
+    let error = change(&mut w, ports(&[1], &[2])).unwrap_err();
+    let text = error.to_string();
+    for words in [HOSTNQN, "192.0.2.1:4421", "close it there first"] {
+        assert!(text.contains(words), "no {words:?} in {text}");
+    }
+    assert!(w.links[owner.io].closed.is_none());
+    assert_eq!(w.host.shared.identity().ports.len(), 2, "nothing has changed");
+    assert_eq!(change(&mut w, ports(&[2], &[1])), Ok(2), "it is not at that one");
+    change(&mut w, Change { force: true, ..ports(&[], &[2]) }).unwrap();
+    assert!(w.links[owner.io].closed.is_some() && w.links[owner.admin].closed.is_some());
+}
+
+/// One change, and its states count as soon as its ports do.
+#[test]
+fn the_states_of_ports_change_with_the_rest() {
+    let mut w = World::new(&[false]);
+    let (_, cntlid) = w.admin();
+    let io = w.io(cntlid, 1);
+    let state = |port| PortState { port, group: 1, state: AnaState::Inaccessible };
+    let wrong = Change { ana: Some(vec![state(1)]), added: vec![config(1, 9)], ..ports(&[], &[1]) };
+    assert!(change(&mut w, wrong).is_err());
+    assert_eq!(w.call(io, peer::write(1, 1, 5, 1), &block(1)).status, 0, "nothing has changed");
+    let two = Change { ana: Some(vec![state(1), state(2)]), ..ports(&[1, 2], &[]) };
+    change(&mut w, two).unwrap();
+    assert_eq!(w.call(io, peer::write(1, 1, 5, 1), &block(1)).status, 0x302);
+    w.port = 2;
+    let (_, cntlid) = w.admin();
+    let other = w.io(cntlid, 1);
+    assert_eq!(w.call(other, peer::write(1, 1, 5, 1), &block(1)).status, 0x302);
+    change(&mut w, Change { ana: Some(vec![state(2)]), ..Change::default() }).unwrap();
+    assert_eq!(w.call(io, peer::write(1, 1, 5, 1), &block(1)).status, 0);
+    assert_eq!(w.call(other, peer::write(1, 1, 5, 1), &block(1)).status, 0x302);
 }
 
 #[test]

@@ -6,9 +6,10 @@ use std::fmt;
 use crate::check::Problem;
 use crate::checked_config::CheckedNamespace;
 use crate::config::{AnaOptions, Config};
+use crate::ports::{PortAddress, addresses_of};
 
-/// The namespaces and hosts that a change of the configuration adds and removes. The text has a line for each, with `+` or
-/// `-` before it.
+/// The namespaces, hosts and addresses that a change of the configuration adds and removes. The text has
+/// a line for each, with `+` or `-` before it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Difference {
     /// The namespaces that come.
@@ -24,6 +25,10 @@ pub struct Difference {
     pub added_ana: Vec<AnaOptions>,
     /// See `added_ana`.
     pub removed_ana: Vec<AnaOptions>,
+    /// The addresses at which the target is served from now on, and was not before.
+    pub added_addresses: Vec<PortAddress>,
+    /// The addresses at which the target is not served any more.
+    pub removed_addresses: Vec<PortAddress>,
 }
 
 /// A namespace and the specification of its drive.
@@ -48,10 +53,11 @@ impl Difference {
         *self == Self::default()
     }
 
-    /// Whether the hosts change.
+    /// Whether other hosts may connect, or through other addresses.
     #[must_use]
-    pub fn changes_hosts(&self) -> bool {
-        !self.added_hosts.is_empty() || !self.removed_hosts.is_empty()
+    pub fn changes_access(&self) -> bool {
+        let hosts = self.added_hosts.len() + self.removed_hosts.len();
+        hosts + self.added_addresses.len() != 0
     }
 }
 
@@ -69,6 +75,12 @@ impl fmt::Display for Difference {
         }
         for added in &self.added_hosts {
             writeln!(f, "+ host: {}", host(added))?;
+        }
+        for removed in &self.removed_addresses {
+            writeln!(f, "- {removed}")?;
+        }
+        for added in &self.added_addresses {
+            writeln!(f, "+ {added}")?;
         }
         for removed in &self.removed_ana {
             writeln!(f, "- {removed}")?;
@@ -126,11 +138,25 @@ pub(crate) fn difference(old: Checked<'_>, new: Checked<'_>) -> Result<Differenc
     let entries = |these: &Config, others: &Config| -> Vec<AnaOptions> {
         these.ana.iter().filter(|entry| !others.ana.contains(entry)).cloned().collect()
     };
+    let (old_addresses, new_addresses) = (addresses_of(old.config), addresses_of(new.config));
+    difference.added_addresses = without_each(&new_addresses, &old_addresses);
+    difference.removed_addresses = without_each(&old_addresses, &new_addresses);
     difference.added_ana = entries(new.config, old.config);
     difference.removed_ana = entries(old.config, new.config);
     difference.added_hosts = without(&new_hosts, &old_hosts);
     difference.removed_hosts = without(&old_hosts, &new_hosts);
     Ok(difference)
+}
+
+/// These elements without the others. An element that is there twice needs two others.
+fn without_each<T: PartialEq + Clone>(these: &[T], others: &[T]) -> Vec<T> {
+    let mut left = these.to_vec();
+    for other in others {
+        if let Some(at) = left.iter().position(|one| one == other) {
+            left.remove(at);
+        }
+    }
+    left
 }
 
 /// Whether a namespace of the new configuration is added to those that are served.
@@ -178,8 +204,8 @@ fn change_of(namespace: &CheckedNamespace, served: &[CheckedNamespace]) -> Resul
 fn fixed_keys(old: Checked<'_>, new: Checked<'_>) -> Vec<Problem> {
     // A key that is added to the configuration must be named here.
     let Config {
-        listen,
-        discovery,
+        listen: _,
+        discovery: _,
         subnqn: _,
         serial,
         model,
@@ -210,12 +236,16 @@ fn fixed_keys(old: Checked<'_>, new: Checked<'_>) -> Vec<Problem> {
         remarks: _,
     } = new.config;
     let mut problems = Vec::new();
-    let mut compare = |key: &str, old: String, new: String| {
-        if old != new {
+    let mut compare = |key: &str, old_text: String, new_text: String| {
+        if old_text != new_text {
+            let is_made_from_address = key == "subnqn" && new.config.subnqn.is_none();
             problems.push(Problem::new(
                 key,
-                format!("is {old}, and would be {new}"),
-                "this can't change while the target serves: restart it",
+                format!("is {old_text}, and would be {new_text}"),
+                match is_made_from_address {
+                    true => "the default follows from the first address: set subnqn to keep it",
+                    false => "this can't change while the target serves: restart it",
+                },
             ));
         }
     };
@@ -227,8 +257,6 @@ fn fixed_keys(old: Checked<'_>, new: Checked<'_>) -> Vec<Problem> {
     }
     compare("subnqn", shown(&old.subnqn), shown(&new.subnqn));
     fixed!(
-        listen,
-        discovery,
         serial,
         model,
         log,
@@ -329,15 +357,13 @@ mod tests {
         };
         let problems = of(&old, &new).unwrap_err();
         let places: Vec<&str> = problems.iter().map(|problem| problem.place.as_str()).collect();
-        // The default NQN is made from the address.
-        assert_eq!(
-            places,
-            ["subnqn", "listen", "log", "reactors", "grace_ms", "namespace 1", "namespace 4"]
-        );
+        // The default NQN is made from the first address.
+        assert_eq!(places, ["subnqn", "log", "reactors", "grace_ms", "namespace 1", "namespace 4"]);
         let text: Vec<String> = problems.iter().map(ToString::to_string).collect();
-        assert!(text[2].contains("is not given, and would be \"mem:2M\""), "{text:?}");
-        assert!(text[5].contains("mem:16M") && text[5].contains("mem:1G"), "{text:?}");
-        assert!(text[6].contains("is namespace 2 now") && text[6].contains("nsid = 2"), "{text:?}");
+        assert!(text[0].contains("set subnqn to keep it"), "{text:?}");
+        assert!(text[1].contains("is not given, and would be \"mem:2M\""), "{text:?}");
+        assert!(text[4].contains("mem:16M") && text[4].contains("mem:1G"), "{text:?}");
+        assert!(text[5].contains("is namespace 2 now") && text[5].contains("nsid = 2"), "{text:?}");
         let named = |uuid: &str| {
             let mut config = two();
             config.namespaces[0].uuid = Some(uuid.into());
@@ -351,6 +377,27 @@ mod tests {
         small.namespaces[0].lba_size = Some(512);
         let problems = of(&old, &small).unwrap_err();
         assert!(problems[0].what.contains("lba_size"), "{problems:?}");
+    }
+
+    #[test]
+    fn addresses_come_and_go() {
+        let with = |listen: &[&str], discovery: &[&str]| Config {
+            listen: listen.iter().map(|&text| text.to_owned()).collect(),
+            discovery: discovery.iter().map(|&text| text.to_owned()).collect(),
+            subnqn: Some("nqn.2026-11.com.example:s".into()),
+            ..two()
+        };
+        let old = with(&["192.0.2.1", "192.0.2.2:4420"], &["192.0.2.1"]);
+        assert!(of(&old, &old).unwrap().is_empty());
+        // The order means nothing here, and neither does a port that is the default.
+        let same = with(&["192.0.2.2", "192.0.2.1:4420"], &["192.0.2.1:8009"]);
+        assert!(of(&old, &same).unwrap().is_empty());
+        let new = with(&["192.0.2.2", "[::1]:7", "[::1]:7"], &["192.0.2.2:4420"]);
+        assert_eq!(
+            of(&old, &new).unwrap().to_string(),
+            "- address 192.0.2.1:4420\n- discovery address 192.0.2.1:8009\n\
+             + address [::1]:7\n+ address [::1]:7\n+ discovery address 192.0.2.2:4420\n"
+        );
     }
 
     /// Without an nsid the third drive of three would move when the second one goes.

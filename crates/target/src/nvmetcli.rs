@@ -5,9 +5,9 @@
 //! ```text
 //! hosts[]:      nqn, dhchap, dhchap_key (refused)
 //! ports[]:      portid, addr { adrfam, traddr, trsvcid, trtype, treq, tsas }, subsystems[],
-//!               allowed_hosts[]
+//!               allowed_hosts[], ana_groups[] { grpid, ana { state } }
 //! subsystems[]: nqn, attr { allow_any_host, serial, model }, allowed_hosts[], namespaces[]
-//! namespaces[]: nsid, enable, device { path, uuid, nguid }
+//! namespaces[]: nsid, enable, ana_grpid, device { path, uuid, nguid }
 //! ```
 //!
 //! Other keys are remarked on, unless they have the value that nvmetcli writes without being asked.
@@ -15,11 +15,14 @@
 
 mod unused;
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use riopipe_media::spec::escape_commas;
+use riopipe_nvme::ana::AnaState;
 use serde::Deserialize;
 
 use self::unused::{Keys, Remarks};
-use crate::config::{Config, NamespaceOptions};
+use crate::config::{AnaOptions, Config, NamespaceOptions};
 
 /// The reason why such a file was not accepted.
 #[derive(Debug, thiserror::Error)]
@@ -96,6 +99,26 @@ struct Port {
     /// The hosts that may use the port, if it has a list of its own.
     #[serde(default)]
     allowed_hosts: Option<Vec<String>>,
+    /// The states of the ANA groups. In the kernel, group 1 is optimized at first, and the others are
+    /// inaccessible until the port has an entry for them.
+    #[serde(default)]
+    ana_groups: Vec<AnaGroup>,
+    #[serde(flatten)]
+    other: Keys,
+}
+
+#[derive(Deserialize)]
+struct AnaGroup {
+    grpid: u32,
+    #[serde(default)]
+    ana: Ana,
+    #[serde(flatten)]
+    other: Keys,
+}
+
+#[derive(Default, Deserialize)]
+struct Ana {
+    state: Option<String>,
     #[serde(flatten)]
     other: Keys,
 }
@@ -184,6 +207,7 @@ struct Namespace {
     nsid: u32,
     #[serde(default = "enabled")]
     enable: Switch,
+    ana_grpid: Option<u32>,
     device: Device,
     #[serde(flatten)]
     other: Keys,
@@ -223,14 +247,17 @@ pub(crate) fn parse(text: &str) -> Result<Config, JsonError> {
     remark_on_unused(&file, &subsystem, &mut remarks);
     let enabled_namespaces =
         subsystem.namespaces.into_iter().filter(|namespace| namespace.enable.is_on());
-    let namespaces = enabled_namespaces.map(|Namespace { nsid, device, .. }| NamespaceOptions {
-        drive: drive_spec(device.path),
-        nsid: Some(nsid),
-        uuid: present_id(device.uuid),
-        nguid: present_id(device.nguid),
-        lba_size: None,
-        ana_group: None,
-    });
+    let namespaces: Vec<NamespaceOptions> = enabled_namespaces
+        .map(|Namespace { nsid, device, ana_grpid, .. }| NamespaceOptions {
+            drive: drive_spec(device.path),
+            nsid: Some(nsid),
+            uuid: present_id(device.uuid),
+            nguid: present_id(device.nguid),
+            lba_size: None,
+            ana_group: ana_grpid,
+        })
+        .collect();
+    let ana = ana_states(&ports, &namespaces);
     let defaults = Config::default();
     Ok(Config {
         listen,
@@ -238,10 +265,39 @@ pub(crate) fn parse(text: &str) -> Result<Config, JsonError> {
         serial: subsystem.attr.serial,
         model: subsystem.attr.model.unwrap_or(defaults.model),
         hosts,
-        namespaces: namespaces.collect(),
+        namespaces,
+        ana,
         remarks: remarks.into_problems(),
         ..Config::default()
     })
+}
+
+/// The states of the ports that are not optimized, for the groups of the namespaces and those that the
+/// ports name. A port without an entry for a group has the kernel's first state: optimized for group 1,
+/// inaccessible for the others.
+fn ana_states(ports: &[&Port], namespaces: &[NamespaceOptions]) -> Vec<AnaOptions> {
+    let used: BTreeSet<u32> =
+        namespaces.iter().filter_map(|namespace| namespace.ana_group).collect();
+    let first_state = |group: u32| match group {
+        1 => AnaState::Optimized.name(),
+        _ => AnaState::Inaccessible.name(),
+    };
+    let mut states = Vec::new();
+    for (port, place) in ports.iter().zip(1..) {
+        let mut of_port: BTreeMap<u32, &str> =
+            used.iter().map(|group| (*group, first_state(*group))).collect();
+        for AnaGroup { grpid, ana, .. } in &port.ana_groups {
+            of_port.insert(*grpid, ana.state.as_deref().unwrap_or(first_state(*grpid)));
+        }
+        of_port.retain(|_, state| *state != AnaState::Optimized.name());
+        let of = |(group, state): (u32, &str)| AnaOptions {
+            port: place,
+            group: Some(group),
+            state: state.to_owned(),
+        };
+        states.extend(of_port.into_iter().map(of));
+    }
+    states
 }
 
 /// The TCP ports that list the subsystem `nqn`.
@@ -344,6 +400,11 @@ fn remark_on_unused(file: &File, subsystem: &Subsystem, remarks: &mut Remarks) {
     for port in &file.ports {
         remarks.add_unused(format!("port {}", port.portid), &port.other);
         remarks.add_unused(format!("port {}, addr", port.portid), &port.addr.other);
+        for AnaGroup { grpid, ana, other } in &port.ana_groups {
+            let place = format!("port {}, ANA group {grpid}", port.portid);
+            remarks.add_unused(place.clone(), other);
+            remarks.add_unused(place, &ana.other);
+        }
     }
     remarks.add_unused("subsystem", &subsystem.other);
     remarks.add_unused("subsystem, attr", &subsystem.attr.other);
@@ -455,7 +516,7 @@ mod tests {
             ]
         );
         let mut file = saved();
-        file["ports"][0]["ana_groups"][0]["ana"]["state"] = "inaccessible".into();
+        file["ports"][0]["ana_groups"][0]["weight"] = 7.into();
         file["subsystems"][0]["namespaces"][0]["resv_enable"] = 1.into();
         file["subsystems"][0]["passthru"] = serde_json::json!({"enable": 0});
         file["hosts"][0]["alias"] = "first".into();
@@ -464,7 +525,8 @@ mod tests {
         for words in [
             "file: comment:",
             "hosts[0]: alias:",
-            "port 2: ana_groups, param:",
+            "port 2: param:",
+            "port 2, ANA group 1: weight:",
             "subsystem: passthru:",
             "namespace 1: resv_enable:",
         ] {
@@ -487,6 +549,40 @@ mod tests {
         let config = parse(&file.to_string()).unwrap();
         assert_eq!(config.listen, ["10.0.0.3:4420", "[fd00::1]:4421"]);
         assert!(remarks(&file)[0].starts_with("port 3: transport \"rdma\""));
+    }
+
+    /// As in the kernel, a group without an entry at a port is inaccessible there, except group 1.
+    #[test]
+    fn the_states_of_ports_are_taken_over() {
+        let mut file = saved();
+        let mut second = file["ports"][0].clone();
+        second["addr"]["trsvcid"] = "4421".into();
+        second["ana_groups"] = serde_json::json!([
+            {"grpid": 1, "ana": {"state": "non-optimized"}},
+            {"grpid": 2, "ana": {"state": "optimized"}},
+            {"grpid": 3},
+        ]);
+        // A port that does not offer the subsystem has no place here.
+        let mut other = second.clone();
+        other["subsystems"] = serde_json::json!([]);
+        file["ports"].as_array_mut().unwrap().extend([other, second]);
+        file["subsystems"][0]["namespaces"][2]["ana_grpid"] = 2.into();
+        let config = parse(&file.to_string()).unwrap();
+        let groups: Vec<_> = config.namespaces.iter().map(|it| it.ana_group).collect();
+        assert_eq!(groups, [Some(1), Some(2), None]);
+        let states: Vec<String> = config.ana.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            states,
+            [
+                "port 1, ANA group 2: inaccessible",
+                "port 2, ANA group 1: non-optimized",
+                "port 2, ANA group 3: inaccessible",
+            ]
+        );
+        assert!(!remarks(&file).join("\n").contains("ana_gr"), "all of it has a meaning");
+        // The check of the values finds a state that does not exist.
+        file["ports"][0]["ana_groups"][0]["ana"]["state"] = "bogus".into();
+        assert_eq!(parse(&file.to_string()).unwrap().ana[0].state, "bogus");
     }
 
     /// Never more hosts than the file admits.

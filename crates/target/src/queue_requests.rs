@@ -1,15 +1,29 @@
-//! The requests to the reactors to add and remove their queues of drives while they run.
+//! The requests to the reactors to add and remove their queues of drives, and listeners, while they run.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use riopipe_media::Queue;
+use riopipe_net::Listener;
 
 use crate::counters::Counters;
 use crate::mail::Mailboxes;
 
-/// A request to one reactor about its queue of the drive of a namespace.
+/// A listener of the target, with the id of its port.
+pub(crate) struct Port {
+    pub(crate) id: u16,
+    pub(crate) listener: Listener,
+}
+
+/// A request to one reactor about its queue of the drive of a namespace, or about a listener. Only the
+/// first reactor has listeners.
 pub(crate) enum QueueRequest {
+    /// Watch this listener, and accept no connection there yet.
+    AddPort(Port),
+    /// Accept connections at the ports with these ids from now on.
+    OpenPorts(Vec<u16>),
+    /// Close the listeners of the ports with these ids.
+    RemovePorts(Vec<u16>),
     /// Use this queue for the namespace with this index from now on. No connection knows the
     /// namespace yet.
     Add { index: usize, queue: Box<dyn Queue>, counters: Arc<Counters> },
@@ -39,8 +53,8 @@ impl QueueRequests {
         (Self { senders }, receivers)
     }
 
-    /// Sends each reactor its request, in the reactors' order, and wakes them. Each reactor sends
-    /// one answer. A reactor that has ended sends none, and the channel closes without it.
+    /// Sends each reactor its request, in the reactors' order, and wakes them. With fewer requests than
+    /// reactors, the first ones get them. Each of these reactors sends one answer. A reactor that has ended sends none, and the channel closes without it.
     pub(crate) fn ask<M>(
         &self,
         requests: impl IntoIterator<Item = QueueRequest>,

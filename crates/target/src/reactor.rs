@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use riopipe_media::Queue;
 use riopipe_net::{
-    AdaptiveSpin, Event, Filled, IdleStep, Interest, Listener, Poller, PollerError, Received,
-    RecvBuf, Socket, SpinPolicy,
+    AdaptiveSpin, Event, Filled, IdleStep, Interest, Poller, PollerError, Received, RecvBuf,
+    Socket, SpinPolicy,
 };
 use riopipe_session::target::{
     self, Action, ConnKey, CoreConfig, Input, Message, TargetCore, Transport,
@@ -27,7 +27,7 @@ use riopipe_session::target::{
 use crate::control::{Control, Shutdown};
 use crate::devices::{Devices, DevicesParts, ReactorMailboxes};
 use crate::heartbeat::Heartbeat;
-use crate::queue_requests::{AskedRequest, QueueRequest, RequestReceiver};
+use crate::queue_requests::{AskedRequest, Port, QueueRequest, RequestReceiver};
 use crate::sweep::Sweep;
 use crate::tcp::{RECEIVES_MAX, Tcp};
 
@@ -53,8 +53,8 @@ pub(crate) struct ReactorParts {
     pub(crate) poller: Poller,
     /// A queue for each drive, in the order of the namespaces.
     pub(crate) queues: Vec<Box<dyn Queue>>,
-    /// All listeners of the target for the first reactor, none for the others.
-    pub(crate) listeners: Vec<Listener>,
+    /// All ports of the target for the first reactor, none for the others.
+    pub(crate) ports: Vec<Port>,
     pub(crate) devices: DevicesParts,
     pub(crate) control: Arc<Control>,
     pub(crate) heartbeat: Arc<Heartbeat>,
@@ -62,12 +62,22 @@ pub(crate) struct ReactorParts {
     pub(crate) spin: SpinPolicy,
 }
 
+/// A port at which this reactor accepts connections.
+struct ServedPort {
+    port: Port,
+    /// Connections are accepted. Before, they wait in the kernel's queue.
+    is_open: bool,
+}
+
 /// A reactor: a thread of the target, with its core, its sockets and its drive queues.
 pub(crate) struct Reactor {
     core: TargetCore<Devices, Tcp>,
     poller: Poller,
     devices: Devices,
-    listeners: Vec<Listener>,
+    /// The ports. Each stays in its place, because the poller's token of a listener is that.
+    ports: Vec<Option<ServedPort>>,
+    /// The listeners are watched for connections.
+    is_listening: bool,
     /// The connections whose sockets are polled directly, because they were active in the last
     /// [`HOT_NS`].
     hot: Vec<ConnKey>,
@@ -97,7 +107,12 @@ impl Reactor {
             core: TargetCore::new(parts.core),
             poller: parts.poller,
             devices,
-            listeners: parts.listeners,
+            ports: parts
+                .ports
+                .into_iter()
+                .map(|port| Some(ServedPort { port, is_open: true }))
+                .collect(),
+            is_listening: false,
             hot: Vec::new(),
             is_accept_failing: false,
             mailboxes,
@@ -154,7 +169,7 @@ impl Reactor {
     /// and may end.
     fn try_to_end(&mut self) -> bool {
         self.core.stop(&mut self.devices);
-        self.listeners.clear();
+        self.ports.clear();
         // The actions of the core are executed here, before the reactor may sleep. No event would
         // wake it for them.
         self.finish_round();
@@ -249,9 +264,51 @@ impl Reactor {
                     let _ = answer.send(watched.map_err(|error| error.to_string()));
                 }
                 removal @ QueueRequest::Remove { .. } => self.removals.push((removal, answer)),
+                QueueRequest::AddPort(port) => {
+                    let added = self.add_port(port).map_err(|error| error.to_string());
+                    let _ = answer.send(added);
+                }
+                QueueRequest::OpenPorts(ids) => {
+                    for served in self.ports.iter_mut().flatten() {
+                        served.is_open |= ids.contains(&served.port.id);
+                    }
+                    let _ = answer.send(Ok(()));
+                }
+                QueueRequest::RemovePorts(ids) => {
+                    self.remove_ports(&ids);
+                    let _ = answer.send(Ok(()));
+                }
             }
         }
         self.remove_idle_queues();
+    }
+
+    /// Adds a port, which is not open yet.
+    fn add_port(&mut self, port: Port) -> Result<(), PollerError> {
+        let at = self.ports.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.ports.push(None);
+            self.ports.len() - 1
+        });
+        if self.is_listening {
+            let token = FIRST_LISTENER_TOKEN + at as u64;
+            self.poller.add(&port.listener, token, Interest::Read)?;
+        }
+        self.ports[at] = Some(ServedPort { port, is_open: false });
+        Ok(())
+    }
+
+    /// Closes the listeners of ports. Connections that wait there to be accepted are reset.
+    fn remove_ports(&mut self, ids: &[u16]) {
+        for slot in &mut self.ports {
+            let Some(served) = slot.take_if(|served| ids.contains(&served.port.id)) else {
+                continue;
+            };
+            if self.is_listening
+                && let Err(error) = self.poller.remove(&served.port.listener)
+            {
+                tracing::error!(%error, "a closed listener is watched");
+            }
+        }
     }
 
     /// Drops the queues that are to be removed and have no operation in flight.
@@ -273,16 +330,15 @@ impl Reactor {
         }
     }
 
-    /// Accepts all connections that wait at the listener with index `listener`, as far as the core
-    /// has places for them. Returns whether any was accepted.
-    fn accept(&mut self, listener: usize) -> bool {
+    /// Accepts all connections that wait at the port in place `at`, as far as the core has places for
+    /// them. Returns whether any was accepted.
+    fn accept(&mut self, at: usize) -> bool {
         let mut has_accepted = false;
         loop {
-            // The port ids count the listeners from 1.
-            let portid = listener as u16 + 1;
-            let Some(listener) = self.listeners.get(listener) else {
+            let Some(Some(ServedPort { port, is_open: true })) = self.ports.get(at) else {
                 return has_accepted;
             };
+            let (portid, listener) = (port.id, &port.listener);
             // The event shows that one connection waits, and no more.
             let place = match has_accepted {
                 false => self.core.place(&mut self.devices),
@@ -422,7 +478,9 @@ impl Reactor {
 
     /// Begins to watch the listeners for connections, or stops watching them.
     fn watch_listeners(&mut self, on: bool) {
-        for (index, listener) in self.listeners.iter().enumerate() {
+        self.is_listening = on;
+        for (index, served) in self.ports.iter().enumerate() {
+            let Some(ServedPort { port: Port { listener, .. }, .. }) = served else { continue };
             let result = if on {
                 self.poller.add(listener, FIRST_LISTENER_TOKEN + index as u64, Interest::Read)
             } else {

@@ -8,7 +8,7 @@
 //! 4. the reactors, one thread each.
 //!
 //! [`Running::stop`] ends the reactors, flushes the drives, and writes the log back.
-//! [`Running::reload`] (`target/reload.rs`) changes namespaces and hosts in between.
+//! [`Running::reload`] (`target/reload.rs`) changes namespaces, hosts and ports in between.
 
 mod reload;
 
@@ -22,7 +22,7 @@ use riopipe_media::{
     Blocking, Drive, IoError, MediumPlace, Queue, file_to_create, open_drive_within,
 };
 use riopipe_metrics::{Start, StatSource};
-use riopipe_net::{ListenError, Listener, Poller, PollerError, SpinPolicy, pin_to_core};
+use riopipe_net::{Poller, PollerError, SpinPolicy, pin_to_core};
 use riopipe_nvme::ana::AnaState;
 use riopipe_order::region::RegionError;
 use riopipe_order::write_order::DriveOrder;
@@ -36,7 +36,7 @@ use riopipe_session::target::{
 use crate::access::access_notes;
 use crate::check::{DriveProperties, Problem, Promise};
 use crate::checked_config::{CheckedConfig, CheckedNamespace, check_config};
-use crate::config::{Config, DEFAULT_DISCOVERY_PORT, DEFAULT_PORT, DEFAULT_SPIN_US};
+use crate::config::{Config, DEFAULT_SPIN_US};
 use crate::control::{Control, Shutdown};
 use crate::counters::Counters;
 use crate::devices::{DevicesParts, QUEUE_DEPTH, ReactorMailboxes};
@@ -47,7 +47,8 @@ use crate::heartbeat::Heartbeat;
 use crate::lba_size::{LbaSizeError, check_lba_size};
 use crate::log::{Log, LogOpenError, check_size, end_unused_service, open_volumes};
 use crate::mail::Mailboxes;
-use crate::queue_requests::{QueueRequests, RequestReceiver};
+use crate::ports::{NextPorts, Ports, PortsError};
+use crate::queue_requests::{Port, QueueRequests, RequestReceiver};
 use crate::reactor::{Reactor, ReactorParts};
 use crate::same_media::same_media;
 use crate::secrets;
@@ -126,7 +127,7 @@ pub enum StartError {
     },
     /// An address can't be listened on.
     #[error(transparent)]
-    Listen(#[from] ListenError),
+    Listen(#[from] PortsError),
     /// No descriptors are left.
     #[error(transparent)]
     Poller(#[from] PollerError),
@@ -196,6 +197,8 @@ pub struct Target;
 
 /// A running target. Dropping it stops it in order.
 pub struct Running {
+    ports: Ports,
+    /// Those of `listen`, and those of `discovery`, in the order of the configuration.
     addresses: Vec<SocketAddr>,
     discovery_addresses: Vec<SocketAddr>,
     subnqn: String,
@@ -280,8 +283,8 @@ impl Target {
         for (promise, identity) in promises.iter_mut().zip(identities) {
             promise.identity = Some(identity);
         }
-        let listeners = match listen(config) {
-            Ok(listeners) => listeners,
+        let NextPorts { ports, added: listening, .. } = match Ports::default().next(config) {
+            Ok(next) => next,
             Err(error) => {
                 // Nothing was served: the log is as valid as before.
                 if let Some(log) = &log {
@@ -290,19 +293,19 @@ impl Target {
                 return Err(error.into());
             }
         };
-        let mut addresses: Vec<SocketAddr> = listeners.iter().map(Listener::local_addr).collect();
         for remark in &config.remarks {
             tracing::warn!("configuration: {remark}");
         }
-        for (_, note) in access_notes(config, &addresses) {
+        let (addresses, discovery_addresses) = (ports.bound(false), ports.bound(true));
+        let all = [&addresses[..], &discovery_addresses].concat();
+        for (_, note) in access_notes(config, &all) {
             tracing::warn!("{note}");
         }
-        let discovery_addresses = addresses.split_off(config.listen.len());
-        let identity = subsystem_identity(config, &checked, &addresses);
+        let identity = subsystem_identity(config, &checked, ports.listed());
         let mut shared = Shared::new(identity, namespaces, volumes, riopipe_platform::now_ns());
         shared.set_memory(config.memory_mib << 20);
         shared.set_access(access);
-        shared.set_ana_states(&checked.ana);
+        shared.set_ana_states(&ports.by_id(&checked.ana));
         let shared = Arc::new(Mutex::new(shared));
         let metrics = Arc::new(MetricsSource {
             subnqn: checked.subnqn.clone(),
@@ -316,6 +319,7 @@ impl Target {
         });
         let (requests, receivers) = QueueRequests::new(checked.reactors);
         let mut running = Running {
+            ports,
             addresses,
             discovery_addresses,
             subnqn: checked.subnqn.clone(),
@@ -336,7 +340,7 @@ impl Target {
             metrics,
             has_shut_down: false,
         };
-        running.start_reactors(pollers, receivers, listeners)?;
+        running.start_reactors(pollers, receivers, listening)?;
         for address in &running.addresses {
             let reactors = checked.reactors;
             tracing::info!(%address, subnqn = running.subnqn, reactors, "serving");
@@ -471,17 +475,11 @@ fn promises(
     namespaces.iter().zip(drives).map(promise).collect()
 }
 
-fn listen(config: &Config) -> Result<Vec<Listener>, ListenError> {
-    let listen = config.listen.iter().map(|address| (address, DEFAULT_PORT));
-    let discovery = config.discovery.iter().map(|address| (address, DEFAULT_DISCOVERY_PORT));
-    listen.chain(discovery).map(|(address, port)| Listener::bind_with_port(address, port)).collect()
-}
-
 /// The identity of the subsystem for its hosts.
 fn subsystem_identity(
     config: &Config,
     checked: &CheckedConfig,
-    addresses: &[SocketAddr],
+    ports: Vec<DiscoveryPort>,
 ) -> Identity {
     Identity {
         subnqn: checked.subnqn.clone(),
@@ -490,22 +488,9 @@ fn subsystem_identity(
         firmware: env!("CARGO_PKG_VERSION").chars().take(FIRMWARE_BYTES_MAX).collect(),
         require_header_digest: config.require_header_digest,
         require_data_digest: config.require_data_digest,
-        ports: discovery_ports(addresses),
+        ports,
         io_queues: config.io_queues,
     }
-}
-
-/// The discovery log's records for the listen addresses. An address that stands for all addresses
-/// of the machine can't be given to a host. The host then keeps the address that it has used.
-fn discovery_ports(addresses: &[SocketAddr]) -> Vec<DiscoveryPort> {
-    let port = |(index, address): (usize, &SocketAddr)| DiscoveryPort {
-        portid: index as u16 + 1,
-        traddr: address.ip().to_string(),
-        trsvcid: address.port().to_string(),
-        ipv6: address.is_ipv6(),
-        discovery_only: false,
-    };
-    addresses.iter().enumerate().map(port).collect()
 }
 
 /// Runs a reactor in the calling thread, which is pinned to `core`.
@@ -545,7 +530,7 @@ impl Running {
         &mut self,
         pollers: Vec<Poller>,
         receivers: Vec<RequestReceiver>,
-        mut listeners: Vec<Listener>,
+        mut ports: Vec<Port>,
     ) -> Result<(), StartError> {
         let config = &self.config;
         let reactor_count = pollers.len();
@@ -569,7 +554,7 @@ impl Running {
                 poller,
                 queues: self.open_queues(reactor_count)?,
                 // The first reactor takes all of them, and leaves none to the others.
-                listeners: std::mem::take(&mut listeners),
+                ports: std::mem::take(&mut ports),
                 devices: DevicesParts {
                     shared: Arc::clone(&self.shared),
                     mailboxes: Arc::clone(&self.mailboxes),
@@ -611,7 +596,8 @@ impl Running {
         Ok(queues)
     }
 
-    /// The listen addresses with the real ports, in the configuration's order.
+    /// The listen addresses with the real ports, in the configuration's order. A
+    /// [reload](Self::reload) may change them.
     #[must_use]
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
@@ -694,16 +680,16 @@ impl Running {
         }
     }
 
-    /// Sets the ANA state of a group at a port, or of all groups, and informs the hosts that are connected
+    /// Sets the ANA state of a group at a port, or of all groups. `port` is the place of its address in
+    /// the configuration, counted from 1: first those of `listen`, then those of `discovery`. Also
+    /// informs the hosts that are connected
     /// through that port. A [reload](Self::reload) sets the states of the configuration again.
     ///
     /// # Errors
     /// The port or the group does not exist.
     pub fn set_ana(&self, port: u16, group: Option<u32>, state: AnaState) -> Result<(), AnaError> {
-        let ports = self.addresses.len() + self.discovery_addresses.len();
-        if port == 0 || usize::from(port) > ports {
-            return Err(AnaError::Port { port, ports });
-        }
+        let ports = self.ports.len();
+        let id = self.ports.id_at(port).ok_or(AnaError::Port { port, ports })?;
         let groups = match group {
             Some(group) if group == 0 || group > ANA_GROUP_MAX => {
                 return Err(AnaError::Group(group));
@@ -715,7 +701,7 @@ impl Running {
         {
             let mut shared = lock(&self.shared);
             for group in groups {
-                conns.extend(shared.set_ana_state(PortState { port, group, state }));
+                conns.extend(shared.set_ana_state(PortState { port: id, group, state }));
             }
         }
         for conn in conns {
@@ -726,10 +712,10 @@ impl Running {
         Ok(())
     }
 
-    /// The ANA states of the ports that are not *optimized*.
+    /// The ANA states of the ports that are not *optimized*, each with the place of the port.
     #[must_use]
     pub fn ana_states(&self) -> Vec<PortState> {
-        lock(&self.shared).ana_states()
+        self.ports.by_place(&lock(&self.shared).ana_states())
     }
 
     /// The volumes that have an owner now, which is connected, or may come back within its lease.

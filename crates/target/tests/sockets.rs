@@ -12,7 +12,7 @@ use host::{Queue, TIMEOUT, pattern, wait_until};
 use peer::{CC_ENABLE, Digests, HOSTID, HOSTNQN, Sqe};
 use riopipe_order::attribute::{Attribute, Seq, StreamId, VolumeId};
 use riopipe_session::wire;
-use riopipe_target::{Config, Running, Target};
+use riopipe_target::{AnaState, Config, ReloadOptions, Running, Target};
 
 /// The option for a log in the file `log` of a directory.
 fn log_in(dir: &Path) -> String {
@@ -473,6 +473,80 @@ fn discovery_answers_on_every_port() {
         assert_eq!(text(1024 + 512, 256), "127.0.0.1");
         assert_eq!(text(1024 + 32, 32), target.addresses()[0].port().to_string());
     }
+    target.stop().unwrap();
+}
+
+/// Ports come and go while hosts on both reactors go on.
+#[test]
+fn ports_come_and_go() {
+    let addresses = |all: &[&str]| all.iter().map(|&text| text.to_owned()).collect::<Vec<_>>();
+    let (one, two, three) = ("127.0.0.1:0", "127.0.0.2:0", "127.0.0.3:0");
+    let mut config = Config { reactors: Some(2), ..Config::on_loopback(&["mem:16M"]) };
+    config.subnqn = Some("nqn.2026-11.com.example:ports".into());
+    config.listen = addresses(&[one, two]);
+    let mut target = Target::start(&config).unwrap();
+    let [first, second] = [0, 1].map(|at| target.addresses()[at]);
+    // A host at each port, with a queue on each reactor.
+    let hosts = [first, second].map(|address| {
+        let (admin, cntlid) = Queue::admin_at(&target, address);
+        let queues = [1, 2].map(|qid| Queue::io_at(&target, address, cntlid, qid));
+        (admin, queues)
+    });
+    let [(mut lost, mut lost_queues), (mut admin, mut queues)] = hosts;
+
+    // One address can't be listened on: nothing changes.
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken_at = taken.local_addr().unwrap().to_string();
+    config.listen = addresses(&[two, three, &taken_at]);
+    let error = target.reload(&config, ReloadOptions::default()).unwrap_err().to_string();
+    assert!(error.contains(&taken_at) && error.contains("taken"), "{error}");
+    assert_eq!(target.addresses(), [first, second]);
+    assert_eq!(lost_queues[0].call(peer::write(1, 1, 1, 1), &pattern(1, 4096)).status, 0);
+
+    config.listen = addresses(&[two, three]);
+    let dry = ReloadOptions { dry_run: true, ..ReloadOptions::default() };
+    let found = target.reload(&config, dry).unwrap().difference.to_string();
+    assert_eq!(found, format!("- address {one}\n+ address {three}\n"));
+    assert_eq!(target.addresses(), [first, second]);
+    target.reload(&config, ReloadOptions::default()).unwrap();
+    assert_eq!(target.addresses()[0], second);
+    let third = target.addresses()[1];
+    assert_eq!(third.ip().to_string(), "127.0.0.3");
+    assert!(lost.next().is_none() && lost_queues.iter_mut().all(|queue| queue.next().is_none()));
+    let refused = TcpStream::connect(first).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+    let (_admin, cntlid) = Queue::admin_at(&target, third);
+    queues = queues.map(|mut queue| {
+        assert_eq!(queue.call(peer::write(1, 1, 2, 1), &pattern(2, 4096)).status, 0);
+        queue
+    });
+    let mut io = Queue::io_at(&target, third, cntlid, 1);
+    assert!(io.fetch(peer::read(1, 1, 2, 1)).0 == pattern(2, 4096));
+    // An I/O queue of another port is refused.
+    let mut stray = Queue::open(second, Digests::default());
+    let data = peer::connect_data(target.subnqn(), HOSTNQN, HOSTID, cntlid);
+    assert_eq!(stray.call(peer::connect(0, 2, 127, 0), &data).status, 0x182);
+
+    // The places are those of the addresses now; the ids of the ports stay.
+    target.set_ana(1, None, AnaState::Inaccessible).unwrap();
+    assert_eq!(target.ana_states()[0].port, 1);
+    assert_eq!(queues[1].call(peer::write(1, 1, 3, 1), &pattern(3, 4096)).status, 0x302);
+    assert_eq!(io.call(peer::write(1, 1, 3, 1), &pattern(3, 4096)).status, 0);
+    assert_eq!(admin.fetch(peer::identify(1, 0x01, 0)).1.status, 0);
+    let mut queue = Queue::open(third, Digests::default());
+    let data = peer::connect_data(peer::DISCOVERY_NQN, HOSTNQN, HOSTID, 0xffff);
+    assert_eq!(queue.call(peer::connect(0, 0, 31, 0), &data).status, 0);
+    queue.call(peer::property_set(1, 0x14, CC_ENABLE), &[]);
+    let (log, _) = queue.fetch(peer::get_log(2, 0x70, 0, 3072));
+    let port_ids = [1024, 2048].map(|at| u16::from_le_bytes([log[at + 4], log[at + 5]]));
+    assert_eq!((log[8], port_ids), (2, [2, 3]));
+    // The first address again, with the port that it had: a new port.
+    config.listen = addresses(&[&first.to_string(), two, three]);
+    target.reload(&config, ReloadOptions::default()).unwrap();
+    assert_eq!(target.addresses(), [first, second, third]);
+    assert_eq!(target.ana_states(), [], "a reload sets the states of the configuration");
+    let (log, _) = queue.fetch(peer::get_log(3, 0x70, 0, 2048));
+    assert_eq!((log[8], log[1024 + 4]), (3, 4));
     target.stop().unwrap();
 }
 

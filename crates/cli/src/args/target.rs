@@ -135,8 +135,9 @@ pub struct Reload {
     /// Only show what would change, and whether that is possible
     #[arg(short = 'n', long)]
     pub dry_run: bool,
-    /// Remove namespaces also from volumes that are open, reserved or unrecovered. Their owners
-    /// lose their connections, and the volumes can't be opened until the drives are back
+    /// Remove namespaces also from volumes that are open, reserved or unrecovered, and addresses through
+    /// which owners are connected. The owners lose their connections, and the volumes can't be opened
+    /// until the drives are back
     #[arg(long)]
     pub force: bool,
 }
@@ -268,15 +269,16 @@ Prometheus reads the same from http://127.0.0.1:9420/metrics.";
 
 const RELOAD_HELP: &str = "\
 The target reads its configuration file again, with the options that it was started with. What has
-changed is done while it serves: namespaces come and go, and so do hosts that may connect. Hosts see
-a namespace come or go at once (Namespace Attribute Changed). A host that may not connect any more
-loses its connections.
+changed is done while it serves: namespaces come and go, and so do hosts that may connect, and addresses.
+Hosts see a namespace come or go at once (Namespace Attribute Changed). A host that may not connect any
+more loses its connections, and so do those at an address that goes.
 
 Everything is done, or nothing is. Nothing is done if
-  - the configuration is wrong, or a drive that comes can't be opened,
-  - anything else has changed, such as an address or the log: only a restart does that,
+  - the configuration is wrong, a drive that comes can't be opened, or an address can't be listened on,
+  - anything else has changed, such as the log: only a restart does that,
   - a namespace that goes is a member of a volume that is open, reserved for its owner, or not
-    recovered (--force does it even so).
+    recovered (--force does it even so),
+  - the owner of an open volume is connected through an address that goes (--force does it even so).
 
 SIGHUP does the same. Its result is in the target's log.
 

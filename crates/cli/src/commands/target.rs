@@ -252,6 +252,11 @@ fn reload_failure(error: &ReloadError) -> Failure {
             "close the volumes first. --force removes the namespaces even so: the owners lose their \
              connections, and the volumes can't be opened until the drives are back",
         ),
+        ReloadError::PortInUse(_) => message(Code::Volume).hint(
+            "close the volumes first. --force removes the addresses even so: the owners lose their \
+             connections, and their streams fail unless they find the target at the same address again",
+        ),
+        ReloadError::Ports(_) => message(Code::Media),
         ReloadError::Drive(start) => {
             let Failure { code, hint, .. } = start_failure(start);
             Failure { hint, ..message(code) }

@@ -134,8 +134,8 @@ fn a_namespace_comes_goes_and_comes_back_with_its_volume() {
     let same = scene.reload(&[]).ok();
     assert_eq!(
         keys(&same),
-        "added_ana added_hosts added_namespaces closing created dry_run forced removed_ana \
-         removed_hosts removed_namespaces schema"
+        "added_addresses added_ana added_hosts added_namespaces closing created dry_run forced \
+         removed_addresses removed_ana removed_hosts removed_namespaces schema"
     );
     assert_eq!(
         (&same["schema"], nsids(&same["added_namespaces"])),
@@ -220,6 +220,83 @@ fn what_cannot_change_refuses_the_whole() {
     // After all that, the right one is taken.
     scene.config(&[1, 3], "");
     assert_eq!(nsids(&scene.reload(&[]).ok()["added_namespaces"]), [3]);
+    scene.stop();
+}
+
+/// The records that discovery at an address has: address, port, port id.
+fn records(scene: &Scene, address: &str) -> Vec<(String, String, u64)> {
+    let (host, port) = address.rsplit_once(':').unwrap();
+    let words = ["discover", "-a", host, "-s", port, "-o", "json"];
+    let found = rio_in(scene.folder.path(), &words).ok();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let record = |it: &Value| (text(&it["traddr"]), text(&it["trsvcid"]), it["portid"].as_u64());
+    let all = found["records"].as_array().unwrap().iter().map(record);
+    all.map(|(address, port, id)| (address, port, id.unwrap())).collect()
+}
+
+#[test]
+fn addresses_come_and_go() {
+    let mut scene = Scene::new(&[2], "");
+    let listen = |scene: &Scene, nsids: &[u32], addresses: &[&str], more: &str| {
+        scene.config(nsids, more);
+        let text = fs::read_to_string(scene.path("target.toml")).unwrap();
+        let listen = format!("listen = {addresses:?}");
+        fs::write(scene.path("target.toml"), text.replace("listen = [\"127.0.0.1:0\"]", &listen))
+            .unwrap();
+    };
+    let (one, two) = ("127.0.0.1:0", "127.0.0.2:0");
+    let first = scene.address.clone();
+    listen(&scene, &[2], &[one, two], "");
+    let dry = scene.reload(&["--dry-run"]).ok();
+    assert_eq!(dry["added_addresses"][0], serde_json::json!({"address": two, "discovery": false}));
+    assert_eq!(records(&scene, &first).len(), 1, "a dry run changes nothing");
+    scene.reload(&[]).ok();
+    let both = records(&scene, &first);
+    assert_eq!((both.len(), &both[1].0[..], both[1].2), (2, "127.0.0.2", 2));
+    let second = format!("{}:{}", both[1].0, both[1].1);
+    scene.volume("create", 2, &["v"]).ok();
+
+    // All or nothing: an address that is taken, beside one and a namespace that could come.
+    let taken = std::net::TcpListener::bind("127.0.0.3:0").unwrap();
+    let taken_at = taken.local_addr().unwrap().to_string();
+    listen(&scene, &[2, 3], &[one, two, "127.0.0.4:0", &taken_at], "");
+    for words in [&["--dry-run"][..], &[]] {
+        let words_of_error = [&taken_at, "the port is taken", "serves as before"];
+        scene.reload(words).failed(7, &words_of_error);
+    }
+    assert_eq!(records(&scene, &second), both);
+    assert!(!scene.path("d3").exists());
+
+    // An owner is connected through the address that would go.
+    let (writer, pipe) = scene.start_writer();
+    let ana = "[[ana]]\nport = 1\nstate = \"inaccessible\"\n";
+    listen(&scene, &[2], &[two], "");
+    for words in [&["--dry-run"][..], &[]] {
+        let text = scene.reload(words).failed(4, &[HOST, "open through", &first, "--force"]);
+        assert!(text.contains("serves as before"), "{text}");
+    }
+    assert_eq!(records(&scene, &second), both);
+    let forced = scene.reload(&["--force"]).ok();
+    assert_eq!(forced["removed_addresses"][0]["address"], one);
+    assert!(forced["forced"][0].as_str().unwrap().contains("open through"), "{forced}");
+    drop(pipe);
+    finish(writer).failed(6, &[]);
+    scene.volume("show", 2, &["v"]).failed(3, &[&first]);
+    assert_eq!(records(&scene, &second), both[1..], "the id stays");
+    scene.address = second.clone();
+    scene.volume("recover", 2, &["v", "--take-over", "--acknowledge"]).ok();
+    scene.volume("write", 2, &["v", "a"]).ok();
+    // The states are those of places in the file.
+    listen(&scene, &[2], &[two], ana);
+    scene.reload(&[]).ok();
+    let words = ["target", "ana", "--control", "control", "-o", "json"];
+    let states = rio_in(scene.folder.path(), &words).ok()["states"].clone();
+    assert_eq!((&states[0]["port"], &states[0]["state"]), (&1.into(), &"inaccessible".into()));
+    scene.volume("verify", 2, &["v", "a"]).failed(4, &[]);
+    for line in ["- address 127.0.0.1:0", "+ address 127.0.0.2:0", "+ port 1: inaccessible"] {
+        let line = format!("configuration changed: {line}");
+        assert!(scene.messages().contains(&line), "{line} in {}", scene.messages());
+    }
     scene.stop();
 }
 

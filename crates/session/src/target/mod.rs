@@ -72,7 +72,8 @@ pub use namespace::{
     NSID_MAX, Namespace, NamespaceConfig, NamespaceIdError, NamespaceState, Namespaces,
 };
 pub use shared::{
-    AttachError, Change, ChangeError, Controller, FenceScope, Notice, OpenVolume, Shared,
+    AttachError, Change, ChangeError, Controller, FenceScope, Notice, OpenVolume, PortChange,
+    PortInUse, Shared,
 };
 pub use volumes::{
     Found, LabelledDrive, LogFill, Opened, Owner, Split, VolumeFill, VolumeInUse, VolumeUsage,

@@ -15,7 +15,7 @@ mod locking;
 mod notices;
 mod reserving;
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +25,7 @@ use riopipe_order::entry::{PartitionId, Position};
 use riopipe_order::region::{Region, RegionError};
 
 use self::change::Retirements;
-pub use self::change::{Change, ChangeError};
+pub use self::change::{Change, ChangeError, PortChange, PortInUse};
 pub use self::controllers::{AttachError, Controller};
 pub(super) use self::controllers::{Attached, IoQueue};
 pub use self::draining::OpenVolume;
@@ -107,6 +107,8 @@ pub struct Shared<R: Region> {
     retirements: Retirements,
     /// The target is being drained: it takes no new hosts.
     is_draining: bool,
+    /// The ids of the ports that the target does not serve any more.
+    removed_ports: BTreeSet<u16>,
 }
 
 impl<R: Region> Shared<R> {
@@ -149,6 +151,7 @@ impl<R: Region> Shared<R> {
             first_epoch: 0,
             retirements: Retirements::default(),
             is_draining: false,
+            removed_ports: BTreeSet::new(),
         }
     }
 
@@ -176,10 +179,15 @@ impl<R: Region> Shared<R> {
     /// Sets the addresses of the subsystem, when the listeners know their ports. Persistent discovery
     /// controllers inform their hosts. Returns the connections to wake.
     pub fn set_ports(&mut self, ports: Vec<DiscoveryPort>) -> Vec<ConnId> {
+        self.list_ports(ports);
+        self.take_conns_to_wake()
+    }
+
+    fn list_ports(&mut self, ports: Vec<DiscoveryPort>) {
         let mut identity = Identity::clone(&self.identity);
         identity.ports = ports;
         self.identity = Arc::new(identity);
-        self.discovery_changed()
+        self.note_discovery_change();
     }
 
     /// Sets how many bytes of data all connections together may hold, in addition to the

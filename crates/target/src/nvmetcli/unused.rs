@@ -26,7 +26,7 @@ impl Remarks {
 
     /// Adds a remark on the keys of an object that are not used, if any of them asks for something.
     pub(super) fn add_unused(&mut self, place: impl Into<String>, keys: &Keys) {
-        let asking = keys.iter().filter(|(key, value)| !is_neutral(key, value));
+        let asking = keys.iter().filter(|(_, value)| !is_neutral(value));
         let names: Vec<&str> = asking.map(|(key, _)| key.as_str()).collect();
         if !names.is_empty() {
             self.add(place, format!("{}: no meaning for a Rio target", names.join(", ")), "");
@@ -40,15 +40,11 @@ impl Remarks {
 }
 
 /// Whether a key has the value that nvmetcli writes if it was not set.
-fn is_neutral(key: &str, value: &Value) -> bool {
-    match (key, value) {
-        (_, Value::Null) => true,
-        (_, Value::Array(list)) if list.is_empty() => true,
-        (_, Value::Object(keys)) if keys.is_empty() => true,
-        ("ana_grpid", Value::Number(group)) => group.as_u64() == Some(1),
-        ("ana_groups", Value::Array(groups)) => {
-            groups.iter().all(|group| group["ana"]["state"] == "optimized")
-        }
+fn is_neutral(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(list) => list.is_empty(),
+        Value::Object(keys) => keys.is_empty(),
         _ => false,
     }
 }

@@ -2,10 +2,12 @@
 //!
 //! 1. The configuration is checked and compared with the one that is served. If anything can't
 //!    change, nothing does.
-//! 2. The drives that come are opened, and each reactor gets its queues of them. No host knows of
-//!    them yet. If anything fails, they are closed again.
-//! 3. Namespaces and hosts change at once, under the lock ([`Shared::change`]). Hosts learn of it.
-//! 4. The namespaces that go are retired: commands that were begun end, the reactors drop their
+//! 2. The target listens on the addresses that come. The drives that come are opened, and each reactor
+//!    gets its queues of them. No host knows of them yet, and no connection is accepted. If anything
+//!    fails, they are closed again.
+//! 3. Namespaces, hosts and ports change at once, under the lock ([`Shared::change`]). Hosts learn of it.
+//! 4. Connections are accepted at the ports that come, and the listeners of those that go are closed.
+//! 5. The namespaces that go are retired: commands that were begun end, the reactors drop their
 //!    queues, and the drive is flushed and closed.
 //!
 //! [`Shared::change`]: riopipe_session::target::Shared::change
@@ -15,7 +17,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use riopipe_media::Drive;
-use riopipe_session::target::{Change, ChangeError, NamespaceConfig, VolumeInUse};
+use riopipe_session::target::{
+    Change, ChangeError, NamespaceConfig, PortChange, PortInUse, VolumeInUse,
+};
 
 use super::{
     OpenDrives, Running, StartError, drive_queue_depth, files_to_create, flush, join_lines,
@@ -27,7 +31,8 @@ use crate::checked_config::{CheckedNamespace, check_config};
 use crate::config::Config;
 use crate::difference::{Checked, Difference, ServedDrive, difference};
 use crate::drive_identity::IdentityError;
-use crate::queue_requests::{QueueRequest, RequestAnswer};
+use crate::ports::{NextPorts, PortsError};
+use crate::queue_requests::{Port, QueueRequest, RequestAnswer};
 use crate::same_media::same_media;
 use crate::secrets;
 use crate::shared::lock;
@@ -44,7 +49,8 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 pub struct ReloadOptions {
     /// Change nothing: only find out what would change, and whether that is possible.
     pub dry_run: bool,
-    /// Remove namespaces also from volumes that need them. The owners lose their connections.
+    /// Remove namespaces also from volumes that need them, and addresses through which owners of volumes
+    /// are connected. The owners lose their connections.
     pub force: bool,
 }
 
@@ -57,6 +63,8 @@ pub struct Reloaded {
     pub created: Vec<String>,
     /// The volumes that needed namespaces which have gone by force.
     pub forced: Vec<VolumeInUse>,
+    /// The volumes whose owners were connected through addresses that have gone by force.
+    pub forced_ports: Vec<PortInUse>,
     /// The drives that have gone and are not closed yet, because their operations do not end.
     pub closing: Vec<ServedDrive>,
 }
@@ -73,6 +81,12 @@ pub enum ReloadError {
     /// Namespaces would go that volumes need.
     #[error("{}", lines(.0))]
     InUse(Vec<VolumeInUse>),
+    /// Addresses would go through which owners of volumes are connected.
+    #[error("{}", lines(.0))]
+    PortInUse(Vec<PortInUse>),
+    /// An address that comes can't be listened on.
+    #[error(transparent)]
+    Ports(#[from] PortsError),
     /// A drive that comes can't be served.
     #[error(transparent)]
     Drive(#[from] StartError),
@@ -84,12 +98,12 @@ pub enum ReloadError {
         .0.drive
     )]
     Closing(ServedDrive),
-    /// A reactor has not taken its queue of a drive.
-    #[error("a reactor can't take the queue of a drive: {0}")]
+    /// A reactor has not taken its queue of a drive, or a listener.
+    #[error("a reactor can't take the queue of a drive, or a listener: {0}")]
     Reactor(String),
 }
 
-fn lines(volumes: &[VolumeInUse]) -> String {
+fn lines(volumes: &[impl ToString]) -> String {
     volumes.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
@@ -97,6 +111,7 @@ impl From<ChangeError> for ReloadError {
     fn from(error: ChangeError) -> Self {
         match error {
             ChangeError::InUse(volumes) => Self::InUse(volumes),
+            ChangeError::PortInUse(volumes) => Self::PortInUse(volumes),
             ChangeError::NamespaceId(error) => Self::Drive(error.into()),
         }
     }
@@ -124,7 +139,8 @@ impl RetiringDrive {
 }
 
 impl Running {
-    /// Takes over another configuration while the target serves: namespaces and hosts come and go.
+    /// Takes over another configuration while the target serves: namespaces, hosts and addresses come
+    /// and go.
     /// Everything is done, or nothing is. Waits until the drives that go are closed, for the grace
     /// time of the configuration and 10 s at most; [`tend`](Self::tend) closes what is left then.
     ///
@@ -161,6 +177,11 @@ impl Running {
         if !forced.is_empty() && !options.force {
             return Err(ReloadError::InUse(forced));
         }
+        let next = self.ports.next(config)?;
+        let forced_ports = lock(&self.shared).ports_in_use(&next.removed, now);
+        if !forced_ports.is_empty() && !options.force {
+            return Err(ReloadError::PortInUse(forced_ports));
+        }
         let is_added = |namespace: &&CheckedNamespace| {
             difference.added.iter().any(|added| added.nsid == namespace.nsid)
         };
@@ -168,21 +189,26 @@ impl Running {
             checked.namespaces.iter().filter(is_added).cloned().collect();
         let files = files_to_create(&Config { log: None, ..config.clone() }, &added, 0)?;
         let created = files.iter().map(|(_, file)| file.path().to_owned()).collect();
-        let mut reloaded = Reloaded { difference, created, forced, closing: Vec::new() };
+        let closing = Vec::new();
+        let mut reloaded = Reloaded { difference, created, forced, forced_ports, closing };
         if options.dry_run {
             return Ok(reloaded);
         }
         note_created(&files);
-        let change =
-            Change { access: Some(access), removed, force: options.force, ..Change::default() };
-        self.change(config, &added, change)?;
-        let conns = lock(&self.shared).set_ana_states(&checked.ana);
-        self.wake(conns);
+        let change = Change {
+            access: Some(access),
+            removed,
+            ana: Some(next.ports.by_id(&checked.ana)),
+            force: options.force,
+            ..Change::default()
+        };
+        self.change(config, &added, next, change)?;
         for line in reloaded.difference.to_string().lines() {
             tracing::info!(subnqn = self.subnqn, "configuration changed: {line}");
         }
-        if reloaded.difference.changes_hosts() {
-            for (_, note) in access_notes(config, &self.addresses) {
+        if reloaded.difference.changes_access() {
+            let addresses = [&self.addresses[..], &self.discovery_addresses].concat();
+            for (_, note) in access_notes(config, &addresses) {
                 tracing::warn!("{note}");
             }
         }
@@ -199,11 +225,13 @@ impl Running {
         Duration::from_millis(self.config.grace_ms)
     }
 
-    /// Carries out a change to this configuration, with these namespaces added.
+    /// Carries out a change to this configuration, with these namespaces added, and these ports from then
+    /// on.
     fn change(
         &mut self,
         config: &Config,
         added: &[CheckedNamespace],
+        next: NextPorts,
         change: Change,
     ) -> Result<(), ReloadError> {
         let start = Instant::now();
@@ -213,9 +241,17 @@ impl Running {
         self.check_identities(&opened.namespaces)?;
         let first_index = lock(&self.shared).namespaces().index_count();
         self.add_queues(first_index, added, &opened)?;
+        let NextPorts { ports, added: new_ports, removed: removed_ports, has_changed } = next;
+        let new_ids: Vec<u16> = new_ports.iter().map(|port| port.id).collect();
+        if let Err(error) = self.add_ports(new_ports) {
+            self.take_back(first_index, added, new_ids);
+            return Err(error);
+        }
         let OpenDrives { drives, namespaces, identities, members, descriptions } = opened;
         let removed = change.removed.clone();
-        let change = Change { added: namespaces, found: members, ..change };
+        let listed = PortChange { listed: ports.listed(), removed: removed_ports.clone() };
+        let listed = has_changed.then_some(listed);
+        let change = Change { added: namespaces, found: members, ports: listed, ..change };
         let slots_of_removed: Vec<usize> = {
             let shared = lock(&self.shared);
             let found = removed.iter().filter_map(|nsid| shared.namespaces().find(*nsid));
@@ -232,16 +268,18 @@ impl Running {
                 number
             }
             (Err(error), _) => {
-                self.remove_queues(first_index, added.len());
-                let mut counters =
-                    self.metrics.drives.lock().unwrap_or_else(PoisonError::into_inner);
-                for namespace in added {
-                    counters.remove(namespace.nsid);
-                }
+                self.take_back(first_index, added, new_ids);
                 return Err(error.into());
             }
         };
         self.config = config.clone();
+        (self.addresses, self.discovery_addresses) = (ports.bound(false), ports.bound(true));
+        self.ports = ports;
+        if !new_ids.is_empty() {
+            // It can't fail: the reactor has the listeners.
+            let _ = self.ask_about_ports(QueueRequest::OpenPorts(new_ids));
+        }
+        self.remove_ports(removed_ports);
         let grace_end = Some(Instant::now() + self.grace());
         for (nsid, index) in removed.into_iter().zip(slots_of_removed) {
             let Some(at) = self.namespaces.iter().position(|namespace| namespace.nsid == nsid)
@@ -271,6 +309,37 @@ impl Running {
         self.drives.extend(drives);
         self.descriptions.extend(descriptions);
         Ok(())
+    }
+
+    /// Gives the first reactor the ports that come. They accept nothing yet.
+    fn add_ports(&self, ports: Vec<Port>) -> Result<(), ReloadError> {
+        for port in ports {
+            self.ask_about_ports(QueueRequest::AddPort(port))?;
+        }
+        Ok(())
+    }
+
+    /// Has the first reactor close the listeners of these ports.
+    fn remove_ports(&self, ids: Vec<u16>) {
+        if !ids.is_empty() {
+            // Only a reactor that has ended gives no answer, and its listeners are closed.
+            let _ = self.ask_about_ports(QueueRequest::RemovePorts(ids));
+        }
+    }
+
+    fn ask_about_ports(&self, request: QueueRequest) -> Result<(), ReloadError> {
+        let answers = self.requests.ask([request], &self.mailboxes);
+        answers.recv_timeout(REACTOR_TIME).map_err(no_answer)?.map_err(ReloadError::Reactor)
+    }
+
+    /// Closes what was opened for a change that has failed.
+    fn take_back(&self, first_index: usize, added: &[CheckedNamespace], ports: Vec<u16>) {
+        self.remove_ports(ports);
+        self.remove_queues(first_index, added.len());
+        let mut counters = self.metrics.drives.lock().unwrap_or_else(PoisonError::into_inner);
+        for namespace in added {
+            counters.remove(namespace.nsid);
+        }
     }
 
     /// Checks that no drive that comes has the identity of one that is served.

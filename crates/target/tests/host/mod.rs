@@ -73,7 +73,15 @@ impl Queue {
     }
 
     pub(crate) fn admin(target: &Running, digests: Digests) -> (Self, u16) {
-        let mut queue = Self::open(target.addresses()[0], digests);
+        Self::enabled(target, Self::open(target.addresses()[0], digests))
+    }
+
+    /// The admin queue of a controller at this address.
+    pub(crate) fn admin_at(target: &Running, address: SocketAddr) -> (Self, u16) {
+        Self::enabled(target, Self::open(address, Digests::default()))
+    }
+
+    fn enabled(target: &Running, mut queue: Self) -> (Self, u16) {
         let data = peer::connect_data(target.subnqn(), HOSTNQN, HOSTID, 0xffff);
         let connected = queue.call(peer::connect(0, 0, 31, 0), &data);
         assert_eq!(connected.status, 0, "{connected:?}");
@@ -83,7 +91,15 @@ impl Queue {
     }
 
     pub(crate) fn io(target: &Running, digests: Digests, cntlid: u16, qid: u16) -> Self {
-        let mut queue = Self::open(target.addresses()[0], digests);
+        Self::connected(target, Self::open(target.addresses()[0], digests), cntlid, qid)
+    }
+
+    /// An I/O queue at this address.
+    pub(crate) fn io_at(target: &Running, address: SocketAddr, cntlid: u16, qid: u16) -> Self {
+        Self::connected(target, Self::open(address, Digests::default()), cntlid, qid)
+    }
+
+    fn connected(target: &Running, mut queue: Self, cntlid: u16, qid: u16) -> Self {
         let data = peer::connect_data(target.subnqn(), HOSTNQN, HOSTID, cntlid);
         assert_eq!(queue.call(peer::connect(0, qid, 127, 0), &data).status, 0);
         queue

@@ -1,7 +1,7 @@
 //! `rio target reload`
 
 use riopipe_lab::terminal::{Colour, Terminal};
-use riopipe_target::{Reloaded, ServedDrive};
+use riopipe_target::{PortAddress, Reloaded, ServedDrive};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -27,11 +27,14 @@ pub(super) struct ReloadView {
     /// `null` stands for any host.
     added_hosts: Vec<Option<String>>,
     removed_hosts: Vec<Option<String>>,
+    /// The addresses that come, and those that go.
+    added_addresses: Vec<AddressView>,
+    removed_addresses: Vec<AddressView>,
     /// The ANA states of ports that come, and those that go, a sentence each.
     added_ana: Vec<String>,
     removed_ana: Vec<String>,
     created: Vec<String>,
-    /// The volumes that needed a namespace which has gone by force, a sentence each.
+    /// The volumes that needed a namespace or an address which has gone by force, a sentence each.
     forced: Vec<String>,
     /// The removed namespaces whose drives are not closed yet.
     closing: Vec<NamespaceView>,
@@ -43,6 +46,25 @@ struct NamespaceView {
     drive: String,
 }
 
+#[derive(Debug, Serialize, Deserialize)]
+struct AddressView {
+    /// Host and port.
+    address: String,
+    /// Whether it is meant for discovery only.
+    discovery: bool,
+}
+
+impl AddressView {
+    fn of(port: PortAddress) -> Self {
+        Self { address: port.address, discovery: port.is_discovery }
+    }
+
+    fn text(&self) -> String {
+        let kind = if self.discovery { "discovery address" } else { "address" };
+        format!("{kind} {}", self.address)
+    }
+}
+
 impl NamespaceView {
     fn of(served: ServedDrive) -> Self {
         Self { nsid: served.nsid, drive: served.drive }
@@ -51,7 +73,10 @@ impl NamespaceView {
 
 impl ReloadView {
     pub(super) fn of(reloaded: Reloaded, dry_run: bool) -> Self {
-        let Reloaded { difference, created, forced, closing } = reloaded;
+        let Reloaded { difference, created, forced, forced_ports, closing } = reloaded;
+        let forced = forced.iter().map(ToString::to_string);
+        let forced = forced.chain(forced_ports.iter().map(ToString::to_string)).collect();
+        let addresses = |all: Vec<PortAddress>| all.into_iter().map(AddressView::of).collect();
         let views =
             |all: Vec<ServedDrive>| all.into_iter().map(NamespaceView::of).collect::<Vec<_>>();
         Self {
@@ -61,10 +86,12 @@ impl ReloadView {
             removed_namespaces: views(difference.removed),
             added_hosts: difference.added_hosts,
             removed_hosts: difference.removed_hosts,
+            added_addresses: addresses(difference.added_addresses),
+            removed_addresses: addresses(difference.removed_addresses),
             added_ana: difference.added_ana.iter().map(ToString::to_string).collect(),
             removed_ana: difference.removed_ana.iter().map(ToString::to_string).collect(),
             created,
-            forced: forced.iter().map(ToString::to_string).collect(),
+            forced,
             closing: views(closing),
         }
     }
@@ -73,7 +100,8 @@ impl ReloadView {
     pub(super) fn is_empty(&self) -> bool {
         let namespaces = self.added_namespaces.len() + self.removed_namespaces.len();
         let hosts = self.added_hosts.len() + self.removed_hosts.len();
-        namespaces + hosts + self.added_ana.len() + self.removed_ana.len() == 0
+        let addresses = self.added_addresses.len() + self.removed_addresses.len();
+        namespaces + hosts + addresses + self.added_ana.len() + self.removed_ana.len() == 0
     }
 }
 
@@ -100,6 +128,12 @@ impl Report for ReloadView {
         }
         for added in &self.added_hosts {
             add("+", Colour::Green, host(added));
+        }
+        for removed in &self.removed_addresses {
+            add("-", Colour::Red, removed.text());
+        }
+        for added in &self.added_addresses {
+            add("+", Colour::Green, added.text());
         }
         for removed in &self.removed_ana {
             add("-", Colour::Red, removed.clone());

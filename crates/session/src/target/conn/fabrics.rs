@@ -75,9 +75,10 @@ impl From<AttachError> for ConnectRefusal {
         // `ConnectRefusal::why` has the reason.
         let invalid = |field: ConnectField| field.invalid("").result();
         let (status, result) = match error {
-            AttachError::Full | AttachError::Memory | AttachError::Draining => {
-                (Status::CONNECT_BUSY, 0)
-            }
+            AttachError::Full
+            | AttachError::Memory
+            | AttachError::Draining
+            | AttachError::PortRemoved => (Status::CONNECT_BUSY, 0),
             AttachError::NoController | AttachError::OtherPort { .. } => {
                 (Status::CONNECT_INVALID.with_dnr(), invalid(ConnectField::CONTROLLER_ID))
             }

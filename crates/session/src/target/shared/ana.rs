@@ -28,6 +28,11 @@ impl<R: Region> Shared<R> {
     /// Sets the states of all groups at all ports: those that are not named are *optimized*. Returns the
     /// connections to wake.
     pub fn set_ana_states(&mut self, states: &[PortState]) -> Vec<ConnId> {
+        self.change_ana_states(states);
+        self.take_conns_to_wake()
+    }
+
+    pub(super) fn change_ana_states(&mut self, states: &[PortState]) {
         let is_named = |other: &PortState| {
             states.iter().any(|state| (state.port, state.group) == (other.port, other.group))
         };
@@ -40,7 +45,6 @@ impl<R: Region> Shared<R> {
                 self.after_ana_change(state.port);
             }
         }
-        self.take_conns_to_wake()
     }
 
     /// The states that are not *optimized*.

@@ -1,4 +1,4 @@
-//! Changes of the subsystem while it serves: namespaces and hosts come and go.
+//! Changes of the subsystem while it serves: namespaces, hosts and ports come and go.
 //!
 //! A change takes effect at once, under the lock, or not at all. Connections learn of it by a
 //! [`Notice`]. A command that was begun before on a removed namespace still ends there. So the
@@ -6,14 +6,18 @@
 //! ([`Shared::is_retired`]).
 
 use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::string::String;
+use alloc::format;
+use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use riopipe_order::attribute::VolumeId;
 use riopipe_order::region::Region;
 
-use super::{Notice, Shared};
+use super::{Controller, Notice, Shared};
 use crate::target::access::Access;
+use crate::target::ana::PortState;
+use crate::target::identity::DiscoveryPort;
 use crate::target::ids::ConnId;
 use crate::target::namespace::{NamespaceConfig, NamespaceIdError};
 use crate::target::volumes::{LabelledDrive, VolumeInUse};
@@ -29,9 +33,39 @@ pub struct Change {
     pub added: Vec<NamespaceConfig>,
     /// The members of volumes that their drives are, by the labels.
     pub found: Vec<LabelledDrive>,
-    /// Remove namespaces also from volumes that need them. The associations of the volumes' owners
-    /// end.
+    /// The ports from now on, if that changes.
+    pub ports: Option<PortChange>,
+    /// The ANA states of the ports from now on, if that changes: all that are not *optimized*.
+    pub ana: Option<Vec<PortState>>,
+    /// Remove namespaces also from volumes that need them, and ports through which owners are
+    /// connected. The associations of these owners end.
     pub force: bool,
+}
+
+/// A change of the ports of the subsystem.
+#[derive(Clone, Debug, Default)]
+pub struct PortChange {
+    /// The records of the discovery log.
+    pub listed: Vec<DiscoveryPort>,
+    /// The ids of the ports that go. No later port may have one of them.
+    pub removed: Vec<u16>,
+}
+
+/// A volume whose owner is connected through a port.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "host {hostnqn} at {address} has volume {volume} open through {port}: close it there first, or open \
+     it through another address"
+)]
+pub struct PortInUse {
+    /// The address of the port, or its id if discovery does not list it.
+    pub port: String,
+    /// The volume.
+    pub volume: VolumeId,
+    /// The name of the host.
+    pub hostnqn: String,
+    /// The address from which it is connected.
+    pub address: String,
 }
 
 /// The reason why a change was refused. Nothing has changed.
@@ -43,10 +77,12 @@ pub enum ChangeError {
     /// Volumes need the namespaces that would go.
     #[error("{}", join(.0))]
     InUse(Vec<VolumeInUse>),
+    /// Owners of volumes are connected through the ports that would go.
+    #[error("{}", join(.0))]
+    PortInUse(Vec<PortInUse>),
 }
 
-fn join(volumes: &[VolumeInUse]) -> String {
-    use alloc::string::ToString;
+fn join(volumes: &[impl ToString]) -> String {
     volumes.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
@@ -92,10 +128,15 @@ impl<R: Region> Shared<R> {
     /// # Errors
     /// [`ChangeError`]; then nothing has changed.
     pub fn change(&mut self, change: Change, now: u64) -> Result<u64, ChangeError> {
-        let Change { access, removed, added, found, force } = change;
+        let Change { access, removed, added, found, ports, ana, force } = change;
         let in_use = self.volumes.in_use(&removed, now);
         if !in_use.is_empty() && !force {
             return Err(ChangeError::InUse(in_use));
+        }
+        let removed_ports = ports.as_ref().map_or(&[][..], |ports| &ports.removed);
+        let ports_in_use = self.ports_in_use(removed_ports, now);
+        if !ports_in_use.is_empty() && !force {
+            return Err(ChangeError::PortInUse(ports_in_use));
         }
         let changed_nsids: Vec<u32> =
             removed.iter().copied().chain(added.iter().map(|config| config.nsid)).collect();
@@ -107,6 +148,12 @@ impl<R: Region> Shared<R> {
         self.volumes.guard_again(&self.namespaces);
         for association in self.volumes.owners_of(&removed) {
             self.end_association(association, "a namespace of its volume was removed");
+        }
+        if let Some(ports) = ports {
+            self.change_ports(ports);
+        }
+        if let Some(ana) = ana {
+            self.change_ana_states(&ana);
         }
         if let Some(access) = access {
             // The discovery log depends on the hosts. Hosts read it again after each event.
@@ -120,12 +167,46 @@ impl<R: Region> Shared<R> {
         Ok(self.announce(changed_nsids))
     }
 
+    /// The volumes that owners have open at time `now`, ns, through one of these ports:
+    /// [`change`](Self::change) does not remove these ports without force.
+    #[must_use]
+    pub fn ports_in_use(&self, ports: &[u16], now: u64) -> Vec<PortInUse> {
+        let mut found = Vec::new();
+        for controller in self.controllers.values().filter(|it| ports.contains(&it.port)) {
+            for (volume, address) in self.volumes.open_by(controller.association, now) {
+                let listed = self.identity.ports.iter().find(|it| it.portid == controller.port);
+                let port = match listed {
+                    Some(DiscoveryPort { traddr, trsvcid, ipv6: true, .. }) => {
+                        format!("[{traddr}]:{trsvcid}")
+                    }
+                    Some(DiscoveryPort { traddr, trsvcid, .. }) => format!("{traddr}:{trsvcid}"),
+                    None => format!("port {}", controller.port),
+                };
+                let hostnqn = controller.hostnqn.clone();
+                found.push(PortInUse { port, volume, hostnqn, address });
+            }
+        }
+        found
+    }
+
+    /// Sets the ports. The associations that were made through a removed one end, and no new ones
+    /// begin there: the listener may still have accepted a connection.
+    fn change_ports(&mut self, PortChange { listed, removed }: PortChange) {
+        self.list_ports(listed);
+        let is_at_removed = |controller: &&Controller| removed.contains(&controller.port);
+        let lost = self.controllers.values().filter(is_at_removed);
+        let associations: Vec<u64> = lost.map(|controller| controller.association).collect();
+        for association in associations {
+            self.end_association(association, "the target does not serve its port any more");
+        }
+        self.removed_ports.extend(removed);
+    }
+
     /// Ends the associations of the hosts that may not connect any more. A discovery controller is
     /// for every host.
     fn end_hosts_not_allowed(&mut self) {
-        let has_lost = |controller: &&super::Controller| {
-            !controller.discovery && !self.allows(&controller.hostnqn)
-        };
+        let has_lost =
+            |controller: &&Controller| !controller.discovery && !self.allows(&controller.hostnqn);
         let lost = self.controllers.values().filter(has_lost);
         let associations: Vec<u64> = lost.map(|controller| controller.association).collect();
         for association in associations {

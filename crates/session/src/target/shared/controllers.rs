@@ -87,6 +87,9 @@ pub enum AttachError {
     /// The target is being drained.
     #[error("the target is being drained: it takes no new hosts")]
     Draining,
+    /// The target does not serve the port any more.
+    #[error("the target does not serve this port any more")]
+    PortRemoved,
     /// Too many controllers.
     #[error("too many controllers ({CONTROLLERS_MAX}): disconnect one first")]
     Full,
@@ -157,7 +160,8 @@ impl<R: Region> Shared<R> {
     /// [`choose_cntlid`](Self::choose_cntlid). The host has connected through `port`. `now` is in ns.
     ///
     /// # Errors
-    /// [`AttachError::Full`], [`AttachError::NotAllowed`], [`AttachError::Draining`].
+    /// [`AttachError::Full`], [`AttachError::NotAllowed`], [`AttachError::Draining`],
+    /// [`AttachError::PortRemoved`].
     pub(in crate::target) fn attach_admin(
         &mut self,
         conn: ConnId,
@@ -166,6 +170,10 @@ impl<R: Region> Shared<R> {
         (port, discovery): (u16, bool),
         now: u64,
     ) -> Result<Attached, AttachError> {
+        // A change of the ports ends the controllers that it finds.
+        if self.removed_ports.contains(&port) {
+            return Err(AttachError::PortRemoved);
+        }
         // A change of the allowed hosts ends the controllers that it finds.
         if !discovery && !self.allows(host.0) {
             return Err(AttachError::NotAllowed);

@@ -89,6 +89,19 @@ impl<R: Region> Volumes<R> {
         self.list.iter().filter_map(usage).collect()
     }
 
+    /// The volumes that this association has open at time `now`, ns, each with the address from which
+    /// its owner is connected.
+    pub(in crate::target) fn open_by(&self, association: u64, now: u64) -> Vec<(VolumeId, String)> {
+        let is_owner = |volume: &&Volume<R>| {
+            volume.lease.owner().is_some_and(|owner| owner.association == association)
+        };
+        let open = |volume: &Volume<R>| match volume.usage(now)? {
+            VolumeUse::Open { address, .. } => Some((volume.id, address)),
+            VolumeUse::Reserved { .. } | VolumeUse::Unrecovered => None,
+        };
+        self.list.iter().filter(is_owner).filter_map(open).collect()
+    }
+
     /// The associations of the owners of volumes with a member among these namespaces.
     pub(in crate::target) fn owners_of(&self, nsids: &[u32]) -> Vec<u64> {
         let is_member = |volume: &&Volume<R>| nsids.iter().any(|nsid| volume.has_member(*nsid));
