@@ -4,7 +4,7 @@
 mod world;
 
 use riopipe_nvme::ana::{self, AnaState};
-use riopipe_session::target::{Change, PortState};
+use riopipe_session::target::{Change, DiscoveryPort, PortState};
 use riopipe_testkit::peer::{self, Sqe};
 use world::{Owner, World, block};
 
@@ -150,6 +150,7 @@ fn groups_have_states_of_their_own_and_the_log_page_lists_them() {
         log.1.iter().map(|group| (group.id, group.state, group.nsids.clone())).collect()
     };
     let first = ana_log(&mut w, admin, false);
+    assert_eq!(first.0, 1, "0 would mean that changes are not counted");
     let optimized = AnaState::Optimized;
     assert_eq!(groups(&first), [(1, optimized, vec![1, 2]), (2, optimized, vec![3])]);
     set(&mut w, 1, 2, AnaState::Inaccessible);
@@ -174,9 +175,24 @@ fn groups_have_states_of_their_own_and_the_log_page_lists_them() {
     let states: Vec<AnaState> =
         ana_log(&mut w, admin, false).1.iter().map(|group| group.state).collect();
     assert_eq!(states, [AnaState::NonOptimized, optimized]);
+    assert_eq!(w.host.shared.ana_states(), named, "no other one is listed");
+    // The same configuration again is no change, not even for a moment.
+    let before = ana_log(&mut w, admin, false);
+    assert_eq!(w.host.shared.set_ana_states(&named), []);
+    assert_eq!(ana_log(&mut w, admin, false), before);
     // Identify.
     let (page, _) = w.fetch(admin, peer::identify(3, 0x01, 0));
-    assert_eq!(page[76] & 1 << 3, 1 << 3, "CMIC");
+    assert_eq!(page[76], 1 << 3 | 1 << 1, "CMIC: ANA, several controllers");
+    let port = |portid| DiscoveryPort {
+        portid,
+        traddr: "192.0.2.1".into(),
+        trsvcid: "4420".into(),
+        ipv6: false,
+        discovery_only: false,
+    };
+    w.host.shared.set_ports(vec![port(1), port(2)]);
+    let (several, _) = w.fetch(admin, peer::identify(3, 0x01, 0));
+    assert_eq!(several[76], page[76] | 1, "CMIC: several ports");
     assert_eq!(page[93] & 1 << 3, 1 << 3, "OAES bit 11");
     assert_eq!((page[342] > 0, page[343]), (true, 0xdf), "ANATT, ANACAP");
     assert_eq!((&page[344..348], &page[348..352]), (&[128, 0, 0, 0][..], &[128, 0, 0, 0][..]));
@@ -194,15 +210,30 @@ fn a_change_is_an_event_for_the_controllers_of_the_port() {
         assert_eq!(w.call(queue, config, &[]).status, 0);
         w.command(queue, Sqe::new(0x0c, 2, 0), &[]);
     }
+    // A host at the same port that has not enabled it, and one of discovery that has.
+    w.port = 1;
+    let (silent, _) = w.admin();
+    w.command(silent, Sqe::new(0x0c, 2, 0), &[]);
+    let discovery = w.initialize(peer::Digests::default(), 0);
+    let data = peer::connect_data(peer::DISCOVERY_NQN, peer::HOSTNQN, peer::HOSTID, 0xffff);
+    assert_eq!(w.call(discovery, peer::connect(0, 0, 31, 0), &data).status, 0);
+    w.call(discovery, peer::property_set(1, 0x14, peer::CC_ENABLE), &[]);
+    let config = Sqe::new(0x09, 1, 0).dword(10, 0x0b).dword(11, 1 << 11);
+    assert_eq!(w.call(discovery, config, &[]).status, 0);
+    w.command(discovery, Sqe::new(0x0c, 2, 0), &[]);
     set(&mut w, 1, 1, AnaState::NonOptimized);
     let event = w.next(admin).unwrap().completion();
     assert_eq!((event.cid, event.status, event.result), (2, 0, ANA_EVENT));
     assert!(w.next(other).is_none(), "the other port has not changed");
+    assert!(w.next(silent).is_none() && w.next(discovery).is_none());
     // Reported once, until the page is read.
     w.command(admin, Sqe::new(0x0c, 3, 0), &[]);
     set(&mut w, 1, 1, AnaState::Inaccessible);
     assert!(w.next(admin).is_none());
     ana_log(&mut w, admin, false);
+    // The same state again is no event.
+    set(&mut w, 1, 1, AnaState::Inaccessible);
+    assert!(w.next(admin).is_none());
     set(&mut w, 1, 1, AnaState::Optimized);
     assert_eq!(w.next(admin).unwrap().completion().result, ANA_EVENT);
 }
@@ -210,8 +241,9 @@ fn a_change_is_an_event_for_the_controllers_of_the_port() {
 /// A namespace that comes has the state of its group.
 #[test]
 fn a_namespace_that_comes_gets_the_state_of_its_group() {
-    let (mut w, [(_, io), _]) = two_ports(1);
+    let (mut w, [(admin, io), _]) = two_ports(1);
     set(&mut w, 1, 2, AnaState::Inaccessible);
+    let before = ana_log(&mut w, admin, false);
     let mut config = w.host.shared.namespaces().at(0).config.clone();
     (config.nsid, config.ana_group, config.uuid, config.nguid) = (5, 2, [5; 16], [5; 16]);
     w.host.drives.push(world::Drive::default());
@@ -221,6 +253,8 @@ fn a_namespace_that_comes_gets_the_state_of_its_group() {
     w.host.notices.extend(conns);
     w.deliver();
     assert_eq!(w.call(io, peer::write(1, 5, 0, 1), &block(1)).status, INACCESSIBLE);
+    let after = ana_log(&mut w, admin, false);
+    assert_eq!((after.0, after.1.len()), (before.0 + 1, before.1.len() + 1), "another page");
     set(&mut w, 1, 2, AnaState::Optimized);
     assert_eq!(w.call(io, peer::write(2, 5, 0, 1), &block(1)).status, 0);
 }
@@ -243,6 +277,40 @@ fn reservations_outlive_a_change_of_the_state() {
     set(&mut w, 1, 1, AnaState::Optimized);
     assert_eq!(w.call(other, peer::write(3, 1, 0, 1), &block(1)).status, 0x83);
     assert_eq!(w.call(one, peer::write(3, 1, 0, 1), &block(1)).status, 0);
+}
+
+/// The other way around, and what the state refuses is not awaited for a reservation.
+#[test]
+fn a_state_outlives_a_change_of_reservations() {
+    let mut w = World::new(&[false]);
+    let [one, other] = [1, 2].map(|number| {
+        let name = format!("nqn.2014-08.org.nvmexpress:uuid:host-{number}");
+        w.port = number.into();
+        let (_, cntlid) = w.admin_as(&name, [number; 16], 0);
+        w.io_as(&name, [number; 16], cntlid, 1)
+    });
+    for host in [one, other] {
+        let (sqe, keys) = peer::register(1, 1, 0, 0, 7);
+        assert_eq!(w.call(host, sqe, &keys).status, 0);
+    }
+    // A third host that will lose its access.
+    w.port = 1;
+    let name = "nqn.2014-08.org.nvmexpress:uuid:host-3";
+    let (_, cntlid) = w.admin_as(name, [3; 16], 0);
+    let third = w.io_as(name, [3; 16], cntlid, 1);
+    w.host.drives[0].holds = true;
+    w.command(other, peer::write(2, 1, 9, 1), &block(9));
+    set(&mut w, 2, 1, AnaState::Inaccessible);
+    // Write Exclusive, Registrants Only: the second host may write, as far as reservations go.
+    let (sqe, keys) = peer::acquire(2, 1, (0, 3), 7, 0);
+    assert_eq!(w.call(one, sqe, &keys).status, 0, "its write in flight is not awaited");
+    w.complete_all(0);
+    w.host.drives[0].holds = false;
+    assert_eq!(w.next(other).unwrap().completion().status, 0);
+    assert_eq!(w.call(other, peer::write(3, 1, 0, 1), &block(1)).status, INACCESSIBLE);
+    assert_eq!(w.call(third, peer::write(3, 1, 0, 1), &block(1)).status, 0x83);
+    set(&mut w, 2, 1, AnaState::Optimized);
+    assert_eq!(w.call(other, peer::write(3, 1, 0, 1), &block(1)).status, 0);
 }
 
 /// A Rio initiator is refused with the state, and an owner's ordered writes stop.

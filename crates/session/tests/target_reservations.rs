@@ -625,6 +625,21 @@ fn a_host_without_an_identifier_has_no_reservations() {
     assert_eq!(w.call(io, sqe, &keys).status, 0x0c);
 }
 
+/// The event comes by itself: the host does nothing meanwhile.
+#[test]
+fn an_event_request_that_waits_ends_with_the_change() {
+    let mut hosts = Hosts::new(2);
+    hosts.register(1);
+    hosts.register(2);
+    let admin = hosts.admins[1];
+    hosts.w.command(admin, Sqe::new(0x0c, 50, 0), &[]);
+    assert_eq!(hosts.acquire(1, WRITE_EXCLUSIVE_REGISTRANTS), 0);
+    assert!(hosts.w.next(admin).is_none(), "that is no change for the other one");
+    assert_eq!(hosts.release(1, WRITE_EXCLUSIVE_REGISTRANTS), 0);
+    let event = hosts.w.next(admin).expect("an event").completion();
+    assert_eq!((event.cid, event.result), (50, 0x0080_0006));
+}
+
 #[test]
 fn registrants_are_informed_of_changes_by_others() {
     const AVAILABLE: u64 = 0x0080_0006;

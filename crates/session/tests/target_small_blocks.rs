@@ -504,6 +504,66 @@ fn t28_a_connection_has_one_lock_at_a_time_and_all_have_their_turn() {
     assert_eq!(statuses(&mut w, io), (0..20).map(|cid| (cid, 0)).collect::<Vec<_>>());
 }
 
+/// Write Zeroes of these blocks.
+fn zeroes(cid: u16, lba: u64, count: u32) -> Sqe {
+    blocks(Sqe::new(0x08, cid, 1), lba, count)
+}
+
+/// The second part of a command waits behind commands that have waited longer.
+#[test]
+fn a_command_of_two_parts_does_not_keep_its_turn() {
+    let (mut w, io, _) = two_queues();
+    w.host.drives[0].holds = true;
+    w.command(io, zeroes(1, 7, 2), &[]);
+    w.command(io, write(2, 83, 1), &tagged(2));
+    w.command(io, write(3, 91, 1), &tagged(3));
+    let mut order = Vec::new();
+    while let [one] = pending(&w)[..] {
+        order.push(one);
+        w.complete(0, 0);
+    }
+    let (read, write) = ("read", "write");
+    let expected = [0, 10, 11, 1].into_iter().flat_map(|lba| [(lba, read), (lba, write)]);
+    assert_eq!(order, expected.collect::<Vec<_>>());
+    assert_eq!(statuses(&mut w, io), [(2, 0), (3, 0), (1, 0)]);
+}
+
+/// A block is not read while an operation of the same connection changes it.
+#[test]
+fn a_write_in_part_waits_for_what_its_own_connection_has_begun() {
+    let (mut w, io, _) = two_queues();
+    w.host.drives[0].holds = true;
+    let whole = content(1, 8);
+    w.command(io, write(1, 0, 8), &whole);
+    w.command(io, write(2, 3, 1), &tagged(9));
+    assert_eq!(pending(&w), [(0, "write")]);
+    w.complete_all(0);
+    let mut expected = whole;
+    expected[3 * LBA..4 * LBA].copy_from_slice(&tagged(9));
+    assert_eq!(bytes_of_drive(&w, 0, 8), expected);
+    assert_eq!(statuses(&mut w, io), [(1, 0), (2, 0)]);
+}
+
+/// The whole blocks between two parts are locked by another connection.
+#[test]
+fn zeroes_wait_for_the_whole_blocks_between_their_parts() {
+    let (mut w, io, other) = two_queues();
+    assert_eq!(w.call(io, write(1, 0, 24), &content(1, 24)).status, 0);
+    w.host.drives[0].holds = true;
+    w.command(other, write(2, 9, 1), &tagged(9));
+    w.command(io, zeroes(3, 7, 10), &[]);
+    assert_eq!(pending(&w), [(1, "read"), (0, "read")]);
+    // The first part is zeroed. The other write is still between its read and its write.
+    w.complete(0, 1);
+    w.complete(0, 1);
+    assert_eq!(pending(&w), [(1, "read")]);
+    w.complete_all(0);
+    assert_eq!((statuses(&mut w, other), statuses(&mut w, io)), (vec![(2, 0)], vec![(3, 0)]));
+    assert_eq!(bytes_of_drive(&w, 7, 10), vec![0; 10 * LBA]);
+    assert_eq!(bytes_of_drive(&w, 6, 1), content(1, 24)[6 * LBA..7 * LBA]);
+    assert_eq!(bytes_of_drive(&w, 17, 1), content(1, 24)[17 * LBA..18 * LBA]);
+}
+
 /// Waiting commands end when the connection ends, and others get the block.
 #[test]
 fn a_connection_that_ends_leaves_no_lock() {
@@ -559,14 +619,7 @@ fn without_memory_it_fails_and_does_not_hang() {
 /// A host loses its access while its write reads the block: nothing is written.
 #[test]
 fn a_reservation_stops_a_write_between_read_and_write() {
-    let mut w = World::with_small_blocks(1);
-    let [one, other] = [1, 2].map(|number| {
-        let name = format!("nqn.2014-08.org.nvmexpress:uuid:host-{number}");
-        let (_, cntlid) = w.admin_as(&name, [number; 16], 0);
-        w.io_as(&name, [number; 16], cntlid, 1)
-    });
-    let (sqe, keys) = peer::register(1, 1, 0, 0, 7);
-    assert_eq!(w.call(one, sqe, &keys).status, 0);
+    let (mut w, one, other) = two_hosts();
     w.host.drives[0].holds = true;
     w.command(other, write(2, 3, 1), &tagged(2));
     assert_eq!(pending(&w), [(0, "read")]);
@@ -578,6 +631,57 @@ fn a_reservation_stops_a_write_between_read_and_write() {
     assert_eq!(statuses(&mut w, one), [(3, 0)]);
     assert!(pending(&w).is_empty());
     assert_eq!(bytes_of_drive(&w, 3, 1), vec![0; LBA]);
+}
+
+/// Two hosts with a queue each. The first one is registered with key 7.
+fn two_hosts() -> (World, usize, usize) {
+    let mut w = World::with_small_blocks(1);
+    let [one, other] = [1, 2].map(|number| {
+        let name = format!("nqn.2014-08.org.nvmexpress:uuid:host-{number}");
+        let (_, cntlid) = w.admin_as(&name, [number; 16], 0);
+        w.io_as(&name, [number; 16], cntlid, 1)
+    });
+    let (sqe, keys) = peer::register(1, 1, 0, 0, 7);
+    assert_eq!(w.call(one, sqe, &keys).status, 0);
+    (w, one, other)
+}
+
+/// A host loses its access while its write waits for the block: the block is not even read.
+#[test]
+fn a_reservation_stops_a_write_that_waits_for_its_block() {
+    let (mut w, one, other) = two_hosts();
+    w.host.drives[0].holds = true;
+    w.command(one, write(2, 3, 1), &tagged(2));
+    w.command(other, write(3, 4, 1), &tagged(3));
+    assert_eq!(pending(&w), [(0, "read")]);
+    let (sqe, keys) = peer::acquire(4, 1, (0, 1), 7, 0);
+    w.command(one, sqe, &keys);
+    w.complete_all(0);
+    assert_eq!(statuses(&mut w, other), [(3, 0x83)]);
+    let mut ends = statuses(&mut w, one);
+    ends.sort_unstable();
+    assert_eq!(ends, [(2, 0), (4, 0)]);
+    assert_eq!(w.host.drives[0].history.len(), 2, "the read and the write of the first host");
+}
+
+/// A host loses its access between two parts of its zeroes: the rest stays.
+#[test]
+fn a_reservation_stops_zeroes_between_their_parts() {
+    let (mut w, one, other) = two_hosts();
+    let before = content(1, 24);
+    assert_eq!(w.call(other, write(1, 0, 24), &before).status, 0);
+    w.host.drives[0].holds = true;
+    w.command(other, zeroes(2, 7, 10), &[]);
+    w.complete(0, 0);
+    assert_eq!(pending(&w), [(0, "write")]);
+    let (sqe, keys) = peer::acquire(3, 1, (0, 1), 7, 0);
+    w.command(one, sqe, &keys);
+    w.complete(0, 0);
+    assert!(pending(&w).is_empty(), "nothing more has begun");
+    assert_eq!(statuses(&mut w, other), [(2, 0x83)]);
+    assert_eq!(statuses(&mut w, one), [(3, 0)]);
+    assert_eq!(bytes_of_drive(&w, 7, 1), vec![0; LBA]);
+    assert_eq!(bytes_of_drive(&w, 8, 16), before[8 * LBA..]);
 }
 
 #[test]

@@ -581,6 +581,25 @@ fn ranges_are_zeroed_one_after_the_other_until_the_host_is_gone() {
 }
 
 #[test]
+fn ranges_beyond_the_end_change_nothing() {
+    let mut w = World::new(&[false]);
+    let (_, cntlid) = w.admin();
+    let io = w.io(cntlid, 1);
+    for (lba, blocks) in [(BLOCKS - 1, 2), (BLOCKS, 1), (u64::MAX, 1), (u64::MAX - 6, 7)] {
+        // A range that is good comes first.
+        let mut ranges = Vec::new();
+        for (lba, blocks) in [(0, 1u32), (lba, blocks)] {
+            ranges.extend([0; 4]);
+            ranges.extend(blocks.to_le_bytes());
+            ranges.extend(lba.to_le_bytes());
+        }
+        let dsm = Sqe::new(0x09, 5, 1).inline(32).dword(10, 1).dword(11, 4);
+        assert_eq!(w.call(io, dsm, &ranges).status, 0x80, "{lba:#x}");
+    }
+    assert!(w.host.drives[0].history.is_empty());
+}
+
+#[test]
 fn ranges_that_are_only_hints_change_nothing() {
     let mut w = World::new(&[false]);
     let (_, cntlid) = w.admin();
