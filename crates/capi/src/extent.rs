@@ -103,3 +103,25 @@ pub unsafe extern "C" fn riop_reader_read_many(
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn areas_that_share_a_byte_are_refused_in_any_order() {
+        let of = |areas: &[(usize, usize)]| check_disjoint(areas.iter().copied()).is_ok();
+        // They touch, and an empty one is nowhere.
+        assert!(
+            of(&[]) && of(&[(8, 4)]) && of(&[(8, 4), (12, 4), (4, 4)]) && of(&[(8, 4), (9, 0)])
+        );
+        // To the end of the address space.
+        assert!(of(&[(usize::MAX - 3, 4), (usize::MAX - 7, 4)]));
+        for pair in [[(8, 4), (11, 1)], [(8, 4), (8, 4)], [(8, 9), (10, 2)], [(8, 1), (0, 9)]] {
+            let [one, other] = pair;
+            assert!(!of(&[one, other]) && !of(&[other, one]), "{pair:?}");
+            assert!(!of(&[(100, 1), one, (0, 0), other]), "{pair:?}");
+        }
+        assert!(!of(&[(0, usize::MAX), (usize::MAX - 1, 1)]));
+    }
+}

@@ -15,7 +15,8 @@ use uuid::Uuid;
 
 use crate::check::Problem;
 use crate::config::{
-    CONNECTIONS_MAX, Config, MEMORY_MIB_MAX, MEMORY_MIB_MIN, NamespaceOptions, REACTORS_MAX,
+    AnaOptions, CONNECTIONS_MAX, Config, MEMORY_MIB_MAX, MEMORY_MIB_MIN, NamespaceOptions,
+    REACTORS_MAX,
 };
 use crate::identity;
 
@@ -267,12 +268,18 @@ impl ConfigChecker<'_> {
         let config = self.config;
         let ports = config.listen.len() + config.discovery.len();
         let mut states = BTreeMap::new();
+        // The entries without a group come first, so that those with one take precedence.
         for named in [false, true] {
             for (index, entry) in config.ana.iter().enumerate() {
                 if entry.group.is_some() != named {
                     continue;
                 }
                 let place = format!("ana[{index}]");
+                let is_same = |of: &AnaOptions| (of.port, of.group) == (entry.port, entry.group);
+                if let Some(first) = config.ana[..index].iter().position(is_same) {
+                    let advice = "leave one of them";
+                    self.report(&place, format!("the same port and group as ana[{first}]"), advice);
+                }
                 if entry.port == 0 || usize::from(entry.port) > ports {
                     let advice = format!("give 1 to {ports}: the places of the addresses");
                     self.report(&place, format!("port {}", entry.port), &advice);
@@ -346,4 +353,76 @@ fn core_count_of_machine() -> usize {
     // SAFETY: takes a constant, returns a number or -1.
     let count = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
     usize::try_from(count).unwrap_or(1).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two ports for I/O and one for discovery, and these lines.
+    fn checked(lines: &str) -> Result<CheckedConfig, Vec<String>> {
+        let text = format!(
+            "listen = [\"127.0.0.1:0\", \"127.0.0.2:0\"]\ndiscovery = [\"127.0.0.3:0\"]\n{lines}"
+        );
+        let config = Config::from_toml(&text).unwrap();
+        check_config(&config).map_err(|all| all.iter().map(ToString::to_string).collect())
+    }
+
+    const DRIVE: &str = "[[namespaces]]\ndrive = \"mem:1M\"\n";
+
+    #[test]
+    fn a_state_is_of_one_group_or_of_all_that_no_other_entry_names() {
+        let entry = |port: u16, group: &str, state: &str| {
+            format!("[[ana]]\nport = {port}\n{group}\nstate = \"{state}\"\n")
+        };
+        let one = entry(2, "group = 7", "optimized");
+        let all = entry(2, "", "inaccessible");
+        let of_discovery = entry(3, "group = 128", "change");
+        // Their order means nothing.
+        for text in [[&one, &all, &of_discovery], [&of_discovery, &all, &one]] {
+            let states = checked(&format!("{DRIVE}{}", text.map(String::as_str).concat()));
+            let states = states.unwrap().ana;
+            assert_eq!(states.len(), ANA_GROUP_MAX as usize + 1);
+            let of = |port, group| {
+                states.iter().find(|it| (it.port, it.group) == (port, group)).map(|it| it.state)
+            };
+            assert_eq!(of(2, 7), Some(AnaState::Optimized));
+            for group in [1, 6, 8, ANA_GROUP_MAX] {
+                assert_eq!(of(2, group), Some(AnaState::Inaccessible), "{group}");
+            }
+            assert_eq!(of(3, 128), Some(AnaState::Change));
+            assert_eq!(of(1, 1), None, "optimized");
+        }
+        for state in AnaState::ALL {
+            let states = checked(&format!("{DRIVE}{}", entry(1, "group = 1", state.name())));
+            assert_eq!(states.unwrap().ana, [PortState { port: 1, group: 1, state }]);
+        }
+    }
+
+    #[test]
+    fn what_no_port_or_group_can_have_is_named_with_its_place() {
+        for (lines, words) in [
+            ("port = 0\nstate = \"optimized\"", "ana[0]: port 0; give 1 to 3"),
+            ("port = 4\nstate = \"optimized\"", "ana[0]: port 4; give 1 to 3"),
+            ("port = 1\nstate = \"bad\"", "ana[0]: state \"bad\"; give one of optimized, non-opt"),
+            ("port = 1\nstate = \"Optimized\"", "ana[0]: state \"Optimized\""),
+            ("port = 1\ngroup = 0\nstate = \"change\"", "ana[0]: ANA group 0; give 1 to 128"),
+            ("port = 1\ngroup = 129\nstate = \"change\"", "ana[0]: ANA group 129"),
+            (
+                "port = 1\nstate = \"change\"\n[[ana]]\nport = 1\nstate = \"optimized\"",
+                "ana[1]: the same port and group as ana[0]",
+            ),
+        ] {
+            let problems = checked(&format!("{DRIVE}[[ana]]\n{lines}\n")).unwrap_err();
+            assert_eq!(problems.len(), 1, "{problems:?}");
+            assert!(problems[0].starts_with(words), "no {words:?} in {problems:?}");
+        }
+        for group in [0, 129] {
+            let problems = checked(&format!("{DRIVE}ana_group = {group}\n")).unwrap_err();
+            let words = format!("namespaces[0]: ANA group {group}; give 1 to 128");
+            assert_eq!(problems, [words]);
+        }
+        let groups = |text: &str| checked(text).unwrap().namespaces[0].ana_group;
+        assert_eq!((groups(DRIVE), groups(&format!("{DRIVE}ana_group = 128\n"))), (1, 128));
+    }
 }

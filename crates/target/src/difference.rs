@@ -377,6 +377,30 @@ mod tests {
         small.namespaces[0].lba_size = Some(512);
         let problems = of(&old, &small).unwrap_err();
         assert!(problems[0].what.contains("lba_size"), "{problems:?}");
+        let mut grouped = two();
+        grouped.namespaces[0].ana_group = Some(2);
+        let problems = of(&old, &grouped).unwrap_err();
+        assert!(problems[0].what.contains("ana_group"), "{problems:?}");
+        grouped.namespaces[0].ana_group = Some(1);
+        assert!(of(&old, &grouped).unwrap().is_empty(), "the default");
+    }
+
+    #[test]
+    fn states_of_ports_come_and_go() {
+        let with = |states: &[(Option<u32>, &str)]| Config {
+            ana: states
+                .iter()
+                .map(|(group, state)| AnaOptions { port: 1, group: *group, state: (*state).into() })
+                .collect(),
+            ..two()
+        };
+        let old = with(&[(None, "inaccessible"), (Some(2), "change")]);
+        assert!(of(&old, &old).unwrap().is_empty());
+        let new = with(&[(Some(2), "change"), (Some(3), "non-optimized")]);
+        assert_eq!(
+            of(&old, &new).unwrap().to_string(),
+            "- port 1: inaccessible\n+ port 1, ANA group 3: non-optimized\n"
+        );
     }
 
     #[test]

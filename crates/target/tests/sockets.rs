@@ -12,7 +12,7 @@ use host::{Queue, TIMEOUT, pattern, wait_until};
 use peer::{CC_ENABLE, Digests, HOSTID, HOSTNQN, Sqe};
 use riopipe_order::attribute::{Attribute, Seq, StreamId, VolumeId};
 use riopipe_session::wire;
-use riopipe_target::{AnaState, Config, ReloadOptions, Running, Target};
+use riopipe_target::{AnaError, AnaState, Config, ReloadOptions, Running, Target};
 
 /// The option for a log in the file `log` of a directory.
 fn log_in(dir: &Path) -> String {
@@ -419,6 +419,32 @@ fn t28_connections_are_counted_over_all_reactors() {
     target.stop().unwrap();
 }
 
+/// A connection that has not passed Connect gives way to a newer one.
+#[test]
+fn t28_the_limits_on_connections_that_are_not_admitted_are_those_of_the_configuration() {
+    for (per_address, total) in [(2, 100), (100, 2)] {
+        let config = Config {
+            pending_connections_per_address: per_address,
+            pending_connections: total,
+            ..Config::on_loopback(&["mem:1M"])
+        };
+        let target = Target::start(&config).unwrap();
+        // An admitted one does not count.
+        let (mut admin, cntlid) = Queue::admin(&target, Digests::default());
+        let address = target.addresses()[0];
+        let [mut oldest, _middle, mut newest] =
+            [0; 3].map(|_| Queue::open(address, Digests::default()));
+        assert!(oldest.next().is_none(), "closed");
+        let data = peer::connect_data(target.subnqn(), HOSTNQN, HOSTID, cntlid);
+        assert_eq!(newest.call(peer::connect(0, 1, 31, 0), &data).status, 0);
+        // Now one fewer is pending.
+        let mut again = Queue::open(address, Digests::default());
+        assert_eq!(again.call(peer::connect(0, 2, 31, 0), &data).status, 0);
+        assert_eq!(admin.fetch(peer::identify(1, 0x01, 0)).1.status, 0);
+        target.stop().unwrap();
+    }
+}
+
 #[test]
 fn t8_a_stream_that_is_bound_again_waits_across_reactors() {
     let dir = tempfile::tempdir().unwrap();
@@ -528,6 +554,15 @@ fn ports_come_and_go() {
     assert_eq!(stray.call(peer::connect(0, 2, 127, 0), &data).status, 0x182);
 
     // The places are those of the addresses now; the ids of the ports stay.
+    for port in [0, 3] {
+        let error = target.set_ana(port, None, AnaState::Inaccessible).unwrap_err();
+        assert_eq!(error, AnaError::Port { port, ports: 2 });
+    }
+    for group in [0, 129] {
+        let error = target.set_ana(1, Some(group), AnaState::Inaccessible).unwrap_err();
+        assert_eq!(error, AnaError::Group(group));
+    }
+    assert_eq!(target.ana_states(), []);
     target.set_ana(1, None, AnaState::Inaccessible).unwrap();
     assert_eq!(target.ana_states()[0].port, 1);
     assert_eq!(queues[1].call(peer::write(1, 1, 3, 1), &pattern(3, 4096)).status, 0x302);

@@ -47,6 +47,9 @@ static void *read_blocks(void *nothing) {
     riop_extent extents[] = {{1, two, RIOP_BLOCK_BYTES}, {0, two + RIOP_BLOCK_BYTES, RIOP_BLOCK_BYTES}};
     OK(riop_reader_read_many(reader, extents, 2, SOON, &error));
     CHECK(all(two, RIOP_BLOCK_BYTES, 1) && all(two + RIOP_BLOCK_BYTES, RIOP_BLOCK_BYTES, 0));
+    extents[1].into = two;
+    RETURNS(RIOP_ARGUMENT, riop_reader_read_many(reader, extents, 2, SOON, &error));
+    extents[1].into = two + RIOP_BLOCK_BYTES;
     extents[0].length = 5;
     RETURNS(RIOP_RANGE, riop_reader_read_many(reader, extents, 2, SOON, &error));
     no_error();
