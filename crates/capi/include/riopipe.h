@@ -94,7 +94,8 @@ enum riop_code {
     RIOP_NOT_PENDING = 20,   /* there is nothing to acknowledge */
     RIOP_STREAM_OPEN = 21,   /* the stream is open already */
     RIOP_STREAMS_OPEN = 22,  /* streams of the volume are still open */
-    RIOP_FULL = 23,          /* no space for the group now: wait for RIOP_UNTIL_SPACE, and submit it again */
+    RIOP_FULL = 23,          /* no space for the group now: wait for RIOP_UNTIL_SPACE, and submit it again; of a read:
+                                take the ends of others first */
     RIOP_TOO_LARGE = 24,     /* the group or the buffer can never fit */
     RIOP_EMPTY = 25,         /* a group without writes that is not durable */
     RIOP_RANGE = 26,         /* not within the volume, or no whole blocks */
@@ -106,7 +107,8 @@ enum riop_code {
     RIOP_WOKEN = 32,         /* another thread has interrupted the wait */
     RIOP_NOT_SUBMITTED = 33, /* the group has not been submitted */
     RIOP_CLOSED = 34,        /* the stream or the volume was closed or freed */
-    RIOP_READ = 35           /* a target or its drive failed to read */
+    RIOP_READ = 35,          /* a target or its drive failed to read */
+    RIOP_CANCELLED = 36      /* the read was cancelled */
 };
 
 /* Places: whether the old content of a write's blocks is still needed (docs/ordering-contract.md, trap T11). */
@@ -127,8 +129,10 @@ enum {
     RIOP_UNTIL_DURABLE = 2,  /* The group and all earlier ones are durable. The drives are flushed for that, if needed. */
     RIOP_UNTIL_SPACE = 3,    /* There is space for groups again. */
     RIOP_UNTIL_IDLE = 4,     /* Nothing is in flight. */
-    RIOP_UNTIL_MOVED = 5,    /* A mark has moved since the marks were last returned. */
-    RIOP_UNTIL_WOKEN = 6     /* Another thread has called riop_waker_wake. */
+    RIOP_UNTIL_MOVED = 5,    /* A mark has moved since the marks were last returned, or the end of a submitted read can be
+                                taken. */
+    RIOP_UNTIL_WOKEN = 6,    /* Another thread has called riop_waker_wake. */
+    RIOP_UNTIL_READ = 7      /* The end of a submitted read can be taken, or no read is in flight. */
 };
 
 /* Values of options. */
@@ -255,6 +259,17 @@ typedef struct riop_extent {
     void *into;    /* the memory for the blocks */
     size_t length; /* the number of bytes, a multiple of 4096 */
 } riop_extent;
+
+/* The end of a submitted read. */
+typedef struct riop_read_end {
+    uint64_t id;       /* the number of the read, from riop_stream_submit_read */
+    uint64_t tag;      /* the caller's tag of the read */
+    void *into;        /* the memory, which is the caller's again; after an error its content is undefined */
+    size_t length;     /* its length, bytes */
+    riop_error *error; /* why the read failed, to be freed by the caller; NULL after a success */
+    int code;          /* the code of the error */
+    uint32_t reserved; /* 0 */
+} riop_read_end;
 
 /* The marks of a stream. */
 typedef struct riop_marks {
@@ -398,6 +413,37 @@ int riop_stream_read(riop_stream *stream, uint64_t lba, void *into, size_t lengt
 int riop_stream_read_many(riop_stream *stream, const riop_extent *extents, size_t count, int64_t timeout_ms,
                           riop_error **error);
 
+/*
+ * Submits a read of whole blocks, and does not wait for it: `length` bytes, from block `lba` on. It returns the data of
+ * all writes that this stream has submitted before. Of a group that is submitted while the read is in flight, each block
+ * has the old content or the new. Reads end in any order. Up to 1024 may be submitted whose end was not taken; more are
+ * refused with RIOP_FULL. `tag` is the caller's. *id is the number of the read, which no other one of the stream has; `id`
+ * may be NULL. The read is given up after the time limit.
+ *
+ * THE MEMORY BELONGS TO THE LIBRARY until the end of the read was taken with riop_stream_read_ends, or until the stream
+ * was closed or freed. Until then the caller neither uses nor frees it, and no other read has it. If this call fails, the
+ * caller has it.
+ *
+ * The read leaves with the next call that sends, as a group that is not durable does. It goes on in each call that
+ * receives (riop_stream_poll, _wait, and any other that waits), and between the calls in a thread of the volume.
+ * When the stream fails, all of its reads end with RIOP_FAILED, and their ends are still to be taken.
+ */
+int riop_stream_submit_read(riop_stream *stream, uint64_t lba, void *into, size_t length, uint64_t tag,
+                            int64_t timeout_ms, uint64_t *id, riop_error **error);
+
+/*
+ * Takes the ends of submitted reads, at most `capacity`; *count is the number of those. Each read has exactly one end.
+ * Neither sends nor receives: call riop_stream_poll first, or wait for RIOP_UNTIL_READ. Also works after the stream has
+ * failed.
+ */
+int riop_stream_read_ends(riop_stream *stream, riop_read_end *ends, size_t capacity, size_t *count, riop_error **error);
+
+/*
+ * Cancels a submitted read. Its end, with RIOP_CANCELLED, can be taken at once, and no byte is written to its memory from
+ * now on. RIOP_NOT_FOUND: the read has ended, and its end is the one that it had.
+ */
+int riop_stream_cancel_read(riop_stream *stream, uint64_t id, riop_error **error);
+
 /* The seq of the last group that was submitted. */
 int riop_stream_last(riop_stream *stream, uint64_t *seq, riop_error **error);
 
@@ -433,11 +479,15 @@ int riop_stream_recovery_of(riop_stream *stream, riop_stream_recovery *found, ri
 
 /*
  * Makes all groups durable, closes the stream, and frees it. *last is the seq of the last group; `last` may be NULL.
- * After a failure the stream is as before: RIOP_TIMEOUT, or RIOP_FAILED. A stream that has failed is reopened or freed.
+ * Submitted reads are dropped, and the caller has their memory again: take their ends first. After a failure the stream
+ * is as before, with its reads: RIOP_TIMEOUT, or RIOP_FAILED. A stream that has failed is reopened or freed.
  */
 int riop_stream_close(riop_stream *stream, int64_t timeout_ms, uint64_t *last, riop_error **error);
 
-/* Frees the stream without closing it: a crash of the stream. Durable groups stay, and the next opening recovers it. */
+/*
+ * Frees the stream without closing it: a crash of the stream. Durable groups stay, and the next opening recovers it.
+ * Submitted reads are dropped, and the caller has their memory again.
+ */
 int riop_stream_free(riop_stream *stream);
 
 /* ---- Buffers ---------------------------------------------------------------------------------------------------- */

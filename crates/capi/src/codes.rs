@@ -90,6 +90,8 @@ codes! {
     RIOP_CLOSED = 34;
     /// A drive failed to read.
     RIOP_READ = 35;
+    /// The read was cancelled.
+    RIOP_CANCELLED = 36;
 }
 
 /// All codes with their names, for bindings of other languages.

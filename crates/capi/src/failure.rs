@@ -285,6 +285,8 @@ impl From<ReadError> for Failure {
             ReadError::Failed(failure) => return failure.clone().into(),
             ReadError::OutOfRange { .. } => RIOP_RANGE,
             ReadError::Deadline(_) => RIOP_TIMEOUT,
+            ReadError::Cancelled => RIOP_CANCELLED,
+            ReadError::Full(_) => RIOP_FULL,
             ReadError::Closed => RIOP_CLOSED,
             ReadError::Call { source, .. } => call_code(source),
             ReadError::Connect(error) => stream_code(error),

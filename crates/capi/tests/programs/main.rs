@@ -36,6 +36,7 @@ fn all_pass(build: &Build) {
     passes(build, "volume", &[], &site);
     site.create("v");
     passes(build, "threads", &["v"], &site);
+    passes(build, "reads", &["v"], &site);
     passes(build, "event_loop", &["v"], &site);
     run(build, "crash", &["write", "v"], &site);
     passes(build, "crash", &["recover", "v"], &site);
