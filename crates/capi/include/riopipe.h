@@ -84,7 +84,7 @@ enum riop_code {
     RIOP_PROTOCOL = 10,      /* a target answers, and can't be used */
     RIOP_REFUSED = 11,       /* a target refused a request */
     RIOP_RESOURCES = 12,     /* no memory, descriptors, threads or I/O queues left */
-    RIOP_MEMBERS = 13,       /* the members do not make this volume, or not in this order */
+    RIOP_MEMBERS = 13,       /* the members do not make this volume: riop_error_members has the reason */
     RIOP_DRIVE = 14,         /* a drive is in use, too small, or unfit */
     RIOP_OWNED = 15,         /* the volume has an owner */
     RIOP_LOG = 16,           /* an ordering log is lost, damaged, too small, or not the one that is due */
@@ -109,6 +109,20 @@ enum riop_code {
     RIOP_CLOSED = 34,        /* the stream or the volume was closed or freed */
     RIOP_READ = 35,          /* a target or its drive failed to read */
     RIOP_CANCELLED = 36      /* the read was cancelled */
+};
+
+/* Why the members do not make the volume. Later versions may have more reasons. */
+enum riop_members {
+    RIOP_MEMBERS_OTHER = 0,    /* another reason, or another code */
+    RIOP_MEMBERS_BLANK = 1,    /* a drive has no label: it belongs to no volume, and may be used for a new one */
+    RIOP_MEMBERS_NAME = 2,     /* the drives are a volume with another name */
+    RIOP_MEMBERS_FOREIGN = 3,  /* a drive belongs to another volume than the first one */
+    RIOP_MEMBERS_ORDER = 4,    /* the drives are those of the volume, in another order */
+    RIOP_MEMBERS_COUNT = 5,    /* drives of the volume are missing, or there are too many */
+    RIOP_MEMBERS_LABEL = 6,    /* a label is damaged, of a later version, a copy, or contradicts another one */
+    RIOP_MEMBERS_LOG = 7,      /* a target serves a drive without the ordering log that is due */
+    RIOP_MEMBERS_TWICE = 8,    /* a drive is given twice */
+    RIOP_MEMBERS_AMBIGUOUS = 9 /* several volumes have the name: give the id */
 };
 
 /* Places: whether the old content of a write's blocks is still needed (docs/ordering-contract.md, trap T11). */
@@ -287,6 +301,8 @@ const char *riop_error_text(const riop_error *error);
 int riop_error_is_retryable(const riop_error *error);
 /* 1 if the code is RIOP_FAILED and riop_stream_reopen may restart the stream; else 0. */
 int riop_error_can_reopen(const riop_error *error);
+/* The reason (RIOP_MEMBERS_…) if the code is RIOP_MEMBERS. For NULL and any other code: RIOP_MEMBERS_OTHER. */
+int riop_error_members(const riop_error *error);
 int riop_error_free(riop_error *error);
 /* The name of a code, such as "RIOP_FULL". It is never freed. */
 const char *riop_code_name(int code);

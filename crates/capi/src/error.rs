@@ -15,6 +15,7 @@ pub struct ErrorDetail {
     code: c_int,
     is_retryable: bool,
     can_reopen: bool,
+    pub(crate) members: c_int,
     text: CString,
 }
 
@@ -25,8 +26,8 @@ kind!(ErrorDetail, b"riop-err", "riop_error");
 
 /// Makes an error of a failure.
 pub(crate) fn new(failure: Failure) -> *mut RiopError {
-    let Failure { code, is_retryable, can_reopen, text } = failure;
-    handle::new(ErrorDetail { code, is_retryable, can_reopen, text: cstring(text) })
+    let Failure { code, is_retryable, can_reopen, members, text } = failure;
+    handle::new(ErrorDetail { code, is_retryable, can_reopen, members, text: cstring(text) })
 }
 
 /// Runs the body of a function: catches panics, and returns the code. On failure, puts an error into `*error`, in the

@@ -12,6 +12,7 @@ use riopipe::{
 };
 
 use crate::codes::*;
+use crate::members::{self, RIOP_MEMBERS_OTHER};
 
 /// Why a call failed, as C has it: the code and the text of an error of the library. Each error of [`riopipe`] becomes
 /// one. Bindings of other languages use the same codes.
@@ -23,6 +24,9 @@ pub struct Failure {
     pub is_retryable: bool,
     /// Whether the stream has failed, and may be reopened.
     pub can_reopen: bool,
+    /// Why the members do not make the volume, if the code is [`RIOP_MEMBERS`]: see
+    /// [`riop_error_members`](crate::riop_error_members).
+    pub members: c_int,
     /// The text.
     pub text: String,
 }
@@ -31,7 +35,7 @@ impl Failure {
     /// The failure of a call that fails again, until it is changed.
     #[must_use]
     pub fn new(code: c_int, text: String) -> Self {
-        Self { code, is_retryable: false, can_reopen: false, text }
+        Self { code, is_retryable: false, can_reopen: false, members: RIOP_MEMBERS_OTHER, text }
     }
 
     /// The failure of a call that may succeed later.
@@ -197,13 +201,15 @@ impl From<ParseMemberError> for Failure {
 
 impl From<OpenError> for Failure {
     fn from(error: OpenError) -> Self {
-        Self::of(open_code(&error), error.is_retryable(), &error)
+        let failure = Self::of(open_code(&error), error.is_retryable(), &error);
+        Self { members: members::of_open(&error), ..failure }
     }
 }
 
 impl From<CreateError> for Failure {
     fn from(error: CreateError) -> Self {
-        Self::of(create_code(&error), error.is_retryable(), &error)
+        let failure = Self::of(create_code(&error), error.is_retryable(), &error);
+        Self { members: members::of_create(&error), ..failure }
     }
 }
 
@@ -348,6 +354,7 @@ impl From<DeleteError> for Failure {
             | DeleteError::Changed(_) => RIOP_DRIVE,
             _ => RIOP_OTHER,
         };
-        Self::of(code, error.is_retryable(), &error)
+        let failure = Self::of(code, error.is_retryable(), &error);
+        Self { members: members::of_delete(&error), ..failure }
     }
 }

@@ -79,7 +79,8 @@ class Volumes(WithVolume):
         self.raises(Code.OPTION, riopipe.open, "v", self.site.members, engine="fast")
         self.raises(Code.OPTION, self.volume.stream, 1, queue_depth=5000)
         self.raises(Code.NOT_FOUND, self.volume.stream, 4)
-        self.raises(Code.MEMBERS, riopipe.open, "w", self.site.members)
+        error = self.raises(Code.MEMBERS, riopipe.open, "w", self.site.members)
+        self.assertEqual(error.members, riopipe.Members.NAME)
         self.raises(Code.UNREACHABLE, riopipe.inspect, ["127.0.0.1:1"])
         for wrong in (-1.0, float("nan"), float("inf"), 1e300):
             with self.assertRaises(ValueError):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import _riopipe
-from ._errors import Busy, Closed, Code, Error, Full, Owned, StreamFailed, Timeout, Unreachable, Woken
+from ._errors import Busy, Closed, Code, Error, Full, Members, Owned, StreamFailed, Timeout, Unreachable, Woken
 from ._riopipe import (
     BLOCK_BYTES,
     Buf,
@@ -33,8 +33,8 @@ from ._riopipe import (
 )
 
 __all__ = [
-    "BLOCK_BYTES", "Buf", "Busy", "Closed", "Code", "ConnectOptions", "Error", "Full", "Group", "Marks", "Owned",
-    "Place", "Reader", "Recovery", "Stream", "StreamFailed", "StreamRecovery", "Timeout", "Unreachable", "Volume",
+    "BLOCK_BYTES", "Buf", "Busy", "Closed", "Code", "ConnectOptions", "Error", "Full", "Group", "Marks",
+    "Members", "Owned", "Place", "Reader", "Recovery", "Stream", "StreamFailed", "StreamRecovery", "Timeout", "Unreachable", "Volume",
     "VolumeInfo", "Waker", "Watch", "Woken", "__version__", "create", "delete", "inspect", "list_volumes", "open",
     "stat",
 ]
