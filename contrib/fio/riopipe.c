@@ -44,6 +44,9 @@ struct rio_options {
     unsigned int no_merge;
     unsigned int check;
     unsigned int spin;
+    char *hostnqn;
+    char *dhchap_secret;
+    char *dhchap_ctrl_secret;
 };
 
 #define OPTION(field, name_, label, type_, help_) \
@@ -94,6 +97,11 @@ static struct fio_option options[] = {
     {OPTION(spin, "rio_spin", "Poll before sleeping", FIO_OPT_INT,
             "How long to poll for an answer before sleeping, microseconds; 0: 200"),
      .def = "0"},
+    {OPTION(hostnqn, "rio_hostnqn", "Host NQN", FIO_OPT_STR_STORE, "The host NQN; default: that of the machine")},
+    {OPTION(dhchap_secret, "rio_dhchap_secret", "Secret of this host", FIO_OPT_STR_STORE,
+            "The file with the secret of this host, for targets that demand authentication")},
+    {OPTION(dhchap_ctrl_secret, "rio_dhchap_ctrl_secret", "Secret of the targets", FIO_OPT_STR_STORE,
+            "The file with the secret of the targets: each must prove its own identity, too")},
     {.name = NULL},
 };
 
@@ -178,7 +186,12 @@ static int report(const char *what, riop_error **error) {
 }
 
 static riop_connect_options connect_options(const struct rio_options *o) {
-    return (riop_connect_options){.size = sizeof(riop_connect_options), .loss_timeout_ms = o->loss, .spin_us = o->spin};
+    return (riop_connect_options){.size = sizeof(riop_connect_options),
+                                  .host_nqn = o->hostnqn,
+                                  .loss_timeout_ms = o->loss,
+                                  .spin_us = o->spin,
+                                  .dhchap_secret_file = o->dhchap_secret,
+                                  .dhchap_ctrl_secret_file = o->dhchap_ctrl_secret};
 }
 
 /* The properties of the volume, which is created where the job allows it. */

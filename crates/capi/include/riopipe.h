@@ -108,7 +108,8 @@ enum riop_code {
     RIOP_NOT_SUBMITTED = 33, /* the group has not been submitted */
     RIOP_CLOSED = 34,        /* the stream or the volume was closed or freed */
     RIOP_READ = 35,          /* a target or its drive failed to read */
-    RIOP_CANCELLED = 36      /* the read was cancelled */
+    RIOP_CANCELLED = 36,     /* the read was cancelled */
+    RIOP_AUTHENTICATION = 37 /* a target demands authentication, and a secret is missing or wrong */
 };
 
 /* Why the members do not make the volume. Later versions may have more reasons. */
@@ -181,6 +182,10 @@ typedef struct riop_connect_options {
     uint32_t loss_timeout_ms; /* How long a target of an open volume may be unreachable before the streams that need it
                                  fail. 0: 30 s. RIOP_ZERO: they fail at once. */
     uint32_t spin_us;         /* How long to poll for an answer before sleeping, microseconds. 0: 200. RIOP_ZERO: not. */
+    const char *dhchap_secret_file;      /* The file with the secret of this host (DHHC-1:…), for targets that demand
+                                            authentication. Only its owner may have permissions for it. NULL: none. */
+    const char *dhchap_ctrl_secret_file; /* The file with the secret of the targets: each must prove its own identity,
+                                            too. NULL: none. */
 } riop_connect_options;
 
 /* The options of a new volume. */

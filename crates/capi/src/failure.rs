@@ -4,11 +4,12 @@ use std::any::Any;
 use std::ffi::c_int;
 use std::fmt::Display;
 
-use riopipe::cause::ConnectError;
+use riopipe::cause::{ConnectError, SessionError};
 use riopipe::{
     AcknowledgeError, AttachError, BufError, CallError, ClaimError, CloseError, CreateError,
     DeleteError, Exhausted, FailureCause, ListError, OpenError, ParseMemberError, ReadError,
-    RecoverError, ReopenError, StreamError, StreamFailure, SubmitErrorKind, WaitError,
+    RecoverError, ReopenError, SecretFileError, StreamError, StreamFailure, SubmitErrorKind,
+    WaitError,
 };
 
 use crate::codes::*;
@@ -73,6 +74,9 @@ fn call_code(error: &CallError) -> c_int {
         | CallError::TimedOut(_)
         | CallError::Silent(_)
         | CallError::Behind(_) => RIOP_UNREACHABLE,
+        CallError::Session(
+            SessionError::Authentication { .. } | SessionError::NotAuthenticated { .. },
+        ) => RIOP_AUTHENTICATION,
         CallError::Session(_)
         | CallError::BringUp(_)
         | CallError::WhichSubsystem(_)
@@ -196,6 +200,12 @@ fn cause_code(cause: &FailureCause) -> c_int {
 impl From<ParseMemberError> for Failure {
     fn from(error: ParseMemberError) -> Self {
         Self::of(RIOP_ADDRESS, false, &error)
+    }
+}
+
+impl From<SecretFileError> for Failure {
+    fn from(error: SecretFileError) -> Self {
+        Self::of(RIOP_OPTION, false, &error)
     }
 }
 

@@ -178,7 +178,7 @@ pub use error::{
 };
 pub use failure::{Absence, Exhausted, FailureCause, StreamFailure};
 pub use group::Group;
-pub use identity::{ConnectOptions, Dhchap, DhchapSecret, DhchapSecretError};
+pub use identity::{ConnectOptions, Dhchap, DhchapSecret, DhchapSecretError, SecretFileError};
 pub use info::{MemberInfo, OpeningState, Outlook, VolumeInfo};
 pub use options::{ReaderOptions, StreamOptions};
 pub use piece::Buf;

@@ -269,6 +269,10 @@ impl Stream {
             let worked = shell.work(&mut |_, _| ());
             let marks = shell.publish_marks()?;
             if let Some(end) = shell.driver.wait_step(until, deadline, now_ns) {
+                if worked {
+                    // The next wait begins anew, also if its first round has nothing to send.
+                    spin.on_work();
+                }
                 break (end, marks);
             }
             // These waits may take without limit although the stream is idle. The background thread

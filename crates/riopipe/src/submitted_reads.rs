@@ -244,3 +244,51 @@ impl SubmittedReads {
         *self = Self { last_id: self.last_id, ..Self::default() };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use riopipe_nvme::command::Status;
+
+    fn added(reads: &mut SubmittedReads, slot: u16, lba: u64) -> ReadId {
+        reads.add(ReadSlot(slot), lba, Box::new(vec![0_u8; 2 * BLOCK_BYTES]), None)
+    }
+
+    #[test]
+    fn data_reaches_the_memory_of_its_read_and_nothing_beyond() {
+        let mut reads = SubmittedReads::default();
+        let first = added(&mut reads, 3, 7);
+        let second = added(&mut reads, 0, 9);
+        assert!(reads.put(ReadSlot(3), BLOCK_BYTES, &[1; 8]));
+        assert!(reads.put(ReadSlot(0), 0, &[2; 8]));
+        // A target that sends more than was requested: the bytes are dropped.
+        assert!(reads.put(ReadSlot(3), 2 * BLOCK_BYTES - 4, &[3; 8]));
+        assert!(reads.put(ReadSlot(3), usize::MAX, &[3; 8]));
+        assert!(!reads.put(ReadSlot(1), 0, &[4; 8]), "the slot has no submitted read");
+        assert!(!reads.put(ReadSlot(9), 0, &[4; 8]));
+        reads.end_some(|slot| (slot == ReadSlot(3)).then_some(Ok(())));
+        assert!(!reads.put(ReadSlot(3), 0, &[5; 8]), "the read has ended");
+        let end = reads.take_end().unwrap();
+        assert_eq!(end.id, first);
+        let memory: Vec<u8> = end.into_memory().unwrap().unwrap();
+        assert_eq!(memory[..BLOCK_BYTES], [0; BLOCK_BYTES]);
+        assert_eq!(memory[BLOCK_BYTES..BLOCK_BYTES + 8], [1; 8]);
+        assert_eq!(memory[2 * BLOCK_BYTES - 8..], [0; 8]);
+        assert!(reads.take_end().is_none() && !reads.is_empty());
+        assert_eq!(reads.cancel(second), Some(ReadSlot(0)));
+        assert_eq!(reads.cancel(second), None);
+        assert!(matches!(reads.take_end().unwrap().result, Err(ReadError::Cancelled)));
+        assert!(reads.is_empty());
+    }
+
+    #[test]
+    fn a_failure_names_the_block_of_its_read() {
+        let mut reads = SubmittedReads::default();
+        added(&mut reads, 0, 7);
+        let status = Status::INTERNAL;
+        let failure = ReadFailure::Status { offset: BLOCK_BYTES, status };
+        reads.end_some(|_| Some(Err(failure)));
+        let error = reads.take_end().unwrap().result.unwrap_err();
+        assert!(matches!(error, ReadError::Status { lba: 8, .. }), "{error}");
+    }
+}

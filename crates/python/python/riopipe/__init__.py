@@ -18,6 +18,7 @@ from ._riopipe import (
     ConnectOptions,
     Group,
     Marks,
+    ReadEnd,
     Reader,
     Recovery,
     Stream,
@@ -33,9 +34,9 @@ from ._riopipe import (
 )
 
 __all__ = [
-    "BLOCK_BYTES", "Buf", "Busy", "Closed", "Code", "ConnectOptions", "Error", "Full", "Group", "Marks",
-    "Members", "Owned", "Place", "Reader", "Recovery", "Stream", "StreamFailed", "StreamRecovery", "Timeout", "Unreachable", "Volume",
-    "VolumeInfo", "Waker", "Watch", "Woken", "__version__", "create", "delete", "inspect", "list_volumes", "open",
+    "BLOCK_BYTES", "Buf", "Busy", "Closed", "Code", "ConnectOptions", "Error", "Full", "Group", "Marks", "Members",
+    "Owned", "Place", "ReadEnd", "Reader", "Recovery", "Stream", "StreamFailed", "StreamRecovery", "Timeout",
+    "Unreachable", "Volume", "VolumeInfo", "Waker", "Watch", "Woken", "__version__", "create", "delete", "inspect", "list_volumes", "open",
     "stat",
 ]
 

@@ -43,6 +43,7 @@ class Code(enum.IntEnum):
     CLOSED = 34
     READ = 35
     CANCELLED = 36
+    AUTHENTICATION = 37
 
 
 class Members(enum.IntEnum):
