@@ -5,8 +5,8 @@
  * Each job (and each clone of numjobs) is a thread with one stream. Jobs on the same volume share it.
  *
  * A write waits in a group until the group has `rio_group` writes, or until fio waits for more than what is submitted.
- * It is complete for fio when the group is complete on all targets, or durable where the job asks for that. A read waits
- * until fio asks for completions: all waiting reads go out together. A sync is a durable group, and fio waits for it: fio
+ * It is complete for fio when the group is complete on all targets, or durable where the job asks for that. A read is
+ * submitted at once, into fio's buffer, and leaves with fio's next call for completions. A sync is a durable group, and fio waits for it: fio
  * counts syncs that are queued only when they end, and would issue more of them than the job says.
  *
  * fio uses a buffer again when its write is complete; the stream keeps the bytes until they are durable. So each write
@@ -24,6 +24,7 @@
 #include <riopipe.h>
 
 #define MEMBERS_MAX 64
+#define READS_MAX 1024 /* the bound of riop_stream_submit_read */
 
 struct rio_options {
     void *pad; /* fio takes an option at offset 0 for one without a place. */
@@ -43,6 +44,9 @@ struct rio_options {
     unsigned int no_merge;
     unsigned int check;
     unsigned int spin;
+    char *hostnqn;
+    char *dhchap_secret;
+    char *dhchap_ctrl_secret;
 };
 
 #define OPTION(field, name_, label, type_, help_) \
@@ -93,6 +97,11 @@ static struct fio_option options[] = {
     {OPTION(spin, "rio_spin", "Poll before sleeping", FIO_OPT_INT,
             "How long to poll for an answer before sleeping, microseconds; 0: 200"),
      .def = "0"},
+    {OPTION(hostnqn, "rio_hostnqn", "Host NQN", FIO_OPT_STR_STORE, "The host NQN; default: that of the machine")},
+    {OPTION(dhchap_secret, "rio_dhchap_secret", "Secret of this host", FIO_OPT_STR_STORE,
+            "The file with the secret of this host, for targets that demand authentication")},
+    {OPTION(dhchap_ctrl_secret, "rio_dhchap_ctrl_secret", "Secret of the targets", FIO_OPT_STR_STORE,
+            "The file with the secret of the targets: each must prove its own identity, too")},
     {.name = NULL},
 };
 
@@ -129,10 +138,12 @@ struct job {
         bool durable;
     } *queue;
     unsigned int head, count, in_flight, capacity;
-    /* Reads that wait, and completions that fio has not taken yet. */
-    struct io_u **reads, **done, **events;
-    unsigned int read_count, done_count;
-    riop_extent *extents;
+    /* Reads that are submitted and have not ended. */
+    unsigned int reads;
+    riop_read_end *ends;
+    /* Completions that fio has not taken yet. */
+    struct io_u **done, **events;
+    unsigned int done_count;
 };
 
 /* The engine of a job; `other` for the one for which the volume was created. */
@@ -175,7 +186,12 @@ static int report(const char *what, riop_error **error) {
 }
 
 static riop_connect_options connect_options(const struct rio_options *o) {
-    return (riop_connect_options){.size = sizeof(riop_connect_options), .loss_timeout_ms = o->loss, .spin_us = o->spin};
+    return (riop_connect_options){.size = sizeof(riop_connect_options),
+                                  .host_nqn = o->hostnqn,
+                                  .loss_timeout_ms = o->loss,
+                                  .spin_us = o->spin,
+                                  .dhchap_secret_file = o->dhchap_secret,
+                                  .dhchap_ctrl_secret_file = o->dhchap_ctrl_secret};
 }
 
 /* The properties of the volume, which is created where the job allows it. */
@@ -186,7 +202,7 @@ static int look_up(const struct rio_options *o, riop_volume_info *info) {
     char *copy;
     size_t count = split_members(o->members, &copy, words);
     int code = riop_volume_inspect(words, count, &connect, info, &error);
-    if (code == RIOP_MEMBERS && o->create) {
+    if (code == RIOP_MEMBERS && riop_error_members(error) == RIOP_MEMBERS_BLANK && o->create) {
         riop_create_options create = {.size = sizeof create, .connect = &connect, .streams = o->streams};
         create.engine = engine_or(o, NULL);
         riop_error_free(error);
@@ -391,6 +407,16 @@ static int queue_trim(struct job *job, struct io_u *io) {
     return code == RIOP_OK ? 0 : fail(job, code);
 }
 
+/* Submits a read into fio's buffer, which fio leaves alone until the read is complete. */
+static int queue_read(struct job *job, struct io_u *io) {
+    int code = riop_stream_submit_read(job->stream, io->offset / RIOP_BLOCK_BYTES, io->xfer_buf, io->xfer_buflen,
+                                       (uint64_t)(uintptr_t)io, RIOP_FOREVER, NULL, &job->error);
+    if (code != RIOP_OK)
+        return code == RIOP_FAILED ? fail(job, code) : report("read", &job->error);
+    job->reads++;
+    return 0;
+}
+
 /* Makes all that was submitted durable, and waits for it. */
 static int queue_sync(struct thread_data *td, struct job *job) {
     int error = submit(job, true);
@@ -407,6 +433,8 @@ static enum fio_q_status rio_queue(struct thread_data *td, struct io_u *io) {
     struct rio_options *o = td->eo;
     struct job *job = td->io_ops_data;
     int error = job->failed;
+    if (io->ddir == DDIR_READ && job->reads == READS_MAX)
+        return FIO_Q_BUSY;
     fio_ro_check(td, io);
     /* Before the copy, and before the wait of a sync. */
     if (fio_fill_issue_time(td)) {
@@ -420,10 +448,10 @@ static enum fio_q_status rio_queue(struct thread_data *td, struct io_u *io) {
         error = EINVAL;
     }
     if (!error && io->ddir == DDIR_READ) {
-        job->reads[job->read_count++] = io;
-        return FIO_Q_QUEUED;
-    }
-    if (!error) {
+        error = queue_read(job, io);
+        if (!error)
+            return FIO_Q_QUEUED;
+    } else if (!error) {
         switch (io->ddir) {
         case DDIR_WRITE:
             error = queue_write(td, job, io);
@@ -463,23 +491,28 @@ static void finish(struct job *job, struct io_u *io, int error) {
     job->done[job->done_count++] = io;
 }
 
-/* Reads everything that waits, in one round trip as far as the queue depth allows. */
-static void read_all(struct job *job) {
-    int error = job->failed;
-    if (job->read_count == 0)
-        return;
-    if (!error) {
-        for (unsigned int n = 0; n < job->read_count; n++)
-            job->extents[n] = (riop_extent){.lba = job->reads[n]->offset / RIOP_BLOCK_BYTES,
-                                            .into = job->reads[n]->xfer_buf,
-                                            .length = job->reads[n]->xfer_buflen};
-        int code = riop_stream_read_many(job->stream, job->extents, job->read_count, RIOP_FOREVER, &job->error);
-        if (code != RIOP_OK)
-            error = code == RIOP_FAILED ? fail(job, code) : report("read", &job->error);
+/* Moves the reads that have ended to the completions. */
+static void reap_reads(struct job *job) {
+    size_t count = job->capacity;
+    while (job->reads > 0 && count == job->capacity) {
+        int code = riop_stream_read_ends(job->stream, job->ends, job->capacity, &count, &job->error);
+        if (code != RIOP_OK) {
+            fail(job, code);
+            break;
+        }
+        for (size_t n = 0; n < count; n++) {
+            int error = 0;
+            if (job->ends[n].code == RIOP_FAILED) {
+                /* The other calls report the failure of the stream. */
+                error = errno_of(RIOP_FAILED);
+                riop_error_free(job->ends[n].error);
+            } else if (job->ends[n].code != RIOP_OK) {
+                error = report("read", &job->ends[n].error);
+            }
+            finish(job, (struct io_u *)(uintptr_t)job->ends[n].tag, error);
+        }
+        job->reads -= (unsigned int)count;
     }
-    for (unsigned int n = 0; n < job->read_count; n++)
-        finish(job, job->reads[n], error);
-    job->read_count = 0;
 }
 
 /* Moves what the marks have reached to the completions; after a failure, all. */
@@ -509,8 +542,9 @@ static int rio_commit(struct thread_data *td) {
 static int rio_getevents(struct thread_data *td, unsigned int min, unsigned int max, const struct timespec *limit) {
     struct job *job = td->io_ops_data;
     int64_t left_ms = limit ? (int64_t)limit->tv_sec * 1000 + limit->tv_nsec / 1000000 : RIOP_FOREVER;
-    read_all(job);
-    int code = job->failed ? RIOP_OK : riop_stream_poll(job->stream, &job->marks, &job->error);
+    int code = RIOP_OK;
+    if (min == 0 && !job->failed) /* A wait sends and receives, too. */
+        code = riop_stream_poll(job->stream, &job->marks, &job->error);
     for (;;) {
         if (code == RIOP_TIMEOUT) {
             riop_error_free(job->error);
@@ -519,17 +553,19 @@ static int rio_getevents(struct thread_data *td, unsigned int min, unsigned int 
             fail(job, code);
         }
         reap(job);
+        reap_reads(job);
         if (job->done_count >= min || code == RIOP_TIMEOUT)
             break;
-        if (job->count == 0)
+        if (job->count == 0 && job->reads == 0)
             break; /* fio waits for more than there is */
         /* fio waits for writes in a group that it does not fill any more. */
-        if (job->done_count + job->in_flight < min) {
+        if (job->done_count + job->in_flight + job->reads < min) {
             job->cut++;
             end_group(td, job);
             continue;
         }
-        code = riop_stream_wait(job->stream, RIOP_UNTIL_MOVED, 0, left_ms, &job->marks, &job->error);
+        uint32_t until = job->count == 0 ? RIOP_UNTIL_READ : RIOP_UNTIL_MOVED;
+        code = riop_stream_wait(job->stream, until, 0, left_ms, &job->marks, &job->error);
     }
     unsigned int taken = job->done_count < max ? job->done_count : max;
     memcpy(job->events, job->done, taken * sizeof *job->events);
@@ -601,10 +637,9 @@ static void rio_cleanup(struct thread_data *td) {
     leave(job);
     riop_error_free(job->error);
     free(job->queue);
-    free(job->reads);
+    free(job->ends);
     free(job->done);
     free(job->events);
-    free(job->extents);
     free(job);
 }
 
@@ -618,11 +653,10 @@ static int rio_init(struct thread_data *td) {
     td->io_ops_data = job;
     job->capacity = capacity;
     job->queue = calloc(capacity, sizeof *job->queue);
-    job->reads = calloc(capacity, sizeof *job->reads);
+    job->ends = calloc(capacity, sizeof *job->ends);
     job->done = calloc(capacity, sizeof *job->done);
     job->events = calloc(capacity, sizeof *job->events);
-    job->extents = calloc(capacity, sizeof *job->extents);
-    if (!job->queue || !job->reads || !job->done || !job->events || !job->extents) {
+    if (!job->queue || !job->ends || !job->done || !job->events) {
         log_err("riopipe: no memory\n");
         return 1;
     }

@@ -41,6 +41,9 @@ SQLITE_EXTENSION_INIT1
 /* How much is read at once when a log is found. */
 #define LOAD_BYTES ((sqlite3_int64)1 << 20)
 
+/* The bytes of an error's text in one message of SQLite. */
+#define TEXT_PIECE 180
+
 /* The log of a database that is open in this process. Its connections share it. */
 typedef struct Log {
     struct Log *next;
@@ -77,10 +80,28 @@ static sqlite3_mutex *list_mutex(void) {
 
 /* ---- The log on its stream ---------------------------------------------------------------------------------------- */
 
+/* Logs an error of the library. SQLite cuts a message after some 200 bytes, so a long text is logged in pieces. */
+static void log_error(const Log *log, const char *what, int code, const riop_error *error) {
+    const char *text = riop_error_text(error);
+    sqlite3_log(code, "riopipe: %s: %s: %s", log->name, what, riop_code_name(riop_error_code(error)));
+    for (size_t left = strlen(text); left > 0;) {
+        size_t piece = left < TEXT_PIECE ? left : TEXT_PIECE;
+        /* A piece ends with a word, if there is one. */
+        for (size_t end = piece; piece < left && end > 0; end--)
+            if (text[end] == ' ') {
+                piece = end;
+                break;
+            }
+        sqlite3_log(code, "riopipe: %.*s", (int)piece, text);
+        text += piece;
+        left -= piece;
+    }
+}
+
 /* Reports the last error of the library, and ends all writing. */
 static int failed(Log *log, const char *what, int code) {
     if (!log->failed)
-        sqlite3_log(code, "riopipe: %s: %s: %s", log->name, what, riop_error_text(log->error));
+        log_error(log, what, code, log->error);
     riop_error_free(log->error);
     log->error = NULL;
     log->failed = 1;
@@ -323,6 +344,9 @@ static int open_log(const char *database, Log **opened) {
         words[count++] = word;
     options.engine = parameter(database, "rio_engine", "RIO_ENGINE");
     options.wait_for_lease_ms = (uint32_t)sqlite3_uri_int64(database, "rio_lease", 60000);
+    connect.host_nqn = parameter(database, "rio_hostnqn", "RIO_HOSTNQN");
+    connect.dhchap_secret_file = parameter(database, "rio_dhchap_secret", "RIO_DHCHAP_SECRET");
+    connect.dhchap_ctrl_secret_file = parameter(database, "rio_dhchap_ctrl_secret", "RIO_DHCHAP_CTRL_SECRET");
     connect.loss_timeout_ms = (uint32_t)sqlite3_uri_int64(database, "rio_loss", 0);
     connect.keep_alive_ms = (uint32_t)sqlite3_uri_int64(database, "rio_keep_alive", 0);
     int code = riop_volume_open(volume, words, count, &options, &log->volume, &recovery, &log->error);

@@ -84,7 +84,7 @@ enum riop_code {
     RIOP_PROTOCOL = 10,      /* a target answers, and can't be used */
     RIOP_REFUSED = 11,       /* a target refused a request */
     RIOP_RESOURCES = 12,     /* no memory, descriptors, threads or I/O queues left */
-    RIOP_MEMBERS = 13,       /* the members do not make this volume, or not in this order */
+    RIOP_MEMBERS = 13,       /* the members do not make this volume: riop_error_members has the reason */
     RIOP_DRIVE = 14,         /* a drive is in use, too small, or unfit */
     RIOP_OWNED = 15,         /* the volume has an owner */
     RIOP_LOG = 16,           /* an ordering log is lost, damaged, too small, or not the one that is due */
@@ -94,7 +94,8 @@ enum riop_code {
     RIOP_NOT_PENDING = 20,   /* there is nothing to acknowledge */
     RIOP_STREAM_OPEN = 21,   /* the stream is open already */
     RIOP_STREAMS_OPEN = 22,  /* streams of the volume are still open */
-    RIOP_FULL = 23,          /* no space for the group now: wait for RIOP_UNTIL_SPACE, and submit it again */
+    RIOP_FULL = 23,          /* no space for the group now: wait for RIOP_UNTIL_SPACE, and submit it again; of a read:
+                                take the ends of others first */
     RIOP_TOO_LARGE = 24,     /* the group or the buffer can never fit */
     RIOP_EMPTY = 25,         /* a group without writes that is not durable */
     RIOP_RANGE = 26,         /* not within the volume, or no whole blocks */
@@ -106,7 +107,23 @@ enum riop_code {
     RIOP_WOKEN = 32,         /* another thread has interrupted the wait */
     RIOP_NOT_SUBMITTED = 33, /* the group has not been submitted */
     RIOP_CLOSED = 34,        /* the stream or the volume was closed or freed */
-    RIOP_READ = 35           /* a target or its drive failed to read */
+    RIOP_READ = 35,          /* a target or its drive failed to read */
+    RIOP_CANCELLED = 36,     /* the read was cancelled */
+    RIOP_AUTHENTICATION = 37 /* a target demands authentication, and a secret is missing or wrong */
+};
+
+/* Why the members do not make the volume. Later versions may have more reasons. */
+enum riop_members {
+    RIOP_MEMBERS_OTHER = 0,    /* another reason, or another code */
+    RIOP_MEMBERS_BLANK = 1,    /* a drive has no label: it belongs to no volume, and may be used for a new one */
+    RIOP_MEMBERS_NAME = 2,     /* the drives are a volume with another name */
+    RIOP_MEMBERS_FOREIGN = 3,  /* a drive belongs to another volume than the first one */
+    RIOP_MEMBERS_ORDER = 4,    /* the drives are those of the volume, in another order */
+    RIOP_MEMBERS_COUNT = 5,    /* drives of the volume are missing, or there are too many */
+    RIOP_MEMBERS_LABEL = 6,    /* a label is damaged, of a later version, a copy, or contradicts another one */
+    RIOP_MEMBERS_LOG = 7,      /* a target serves a drive without the ordering log that is due */
+    RIOP_MEMBERS_TWICE = 8,    /* a drive is given twice */
+    RIOP_MEMBERS_AMBIGUOUS = 9 /* several volumes have the name: give the id */
 };
 
 /* Places: whether the old content of a write's blocks is still needed (docs/ordering-contract.md, trap T11). */
@@ -127,8 +144,10 @@ enum {
     RIOP_UNTIL_DURABLE = 2,  /* The group and all earlier ones are durable. The drives are flushed for that, if needed. */
     RIOP_UNTIL_SPACE = 3,    /* There is space for groups again. */
     RIOP_UNTIL_IDLE = 4,     /* Nothing is in flight. */
-    RIOP_UNTIL_MOVED = 5,    /* A mark has moved since the marks were last returned. */
-    RIOP_UNTIL_WOKEN = 6     /* Another thread has called riop_waker_wake. */
+    RIOP_UNTIL_MOVED = 5,    /* A mark has moved since the marks were last returned, or the end of a submitted read can be
+                                taken. */
+    RIOP_UNTIL_WOKEN = 6,    /* Another thread has called riop_waker_wake. */
+    RIOP_UNTIL_READ = 7      /* The end of a submitted read can be taken, or no read is in flight. */
 };
 
 /* Values of options. */
@@ -163,6 +182,10 @@ typedef struct riop_connect_options {
     uint32_t loss_timeout_ms; /* How long a target of an open volume may be unreachable before the streams that need it
                                  fail. 0: 30 s. RIOP_ZERO: they fail at once. */
     uint32_t spin_us;         /* How long to poll for an answer before sleeping, microseconds. 0: 200. RIOP_ZERO: not. */
+    const char *dhchap_secret_file;      /* The file with the secret of this host (DHHC-1:…), for targets that demand
+                                            authentication. Only its owner may have permissions for it. NULL: none. */
+    const char *dhchap_ctrl_secret_file; /* The file with the secret of the targets: each must prove its own identity,
+                                            too. NULL: none. */
 } riop_connect_options;
 
 /* The options of a new volume. */
@@ -256,6 +279,17 @@ typedef struct riop_extent {
     size_t length; /* the number of bytes, a multiple of 4096 */
 } riop_extent;
 
+/* The end of a submitted read. */
+typedef struct riop_read_end {
+    uint64_t id;       /* the number of the read, from riop_stream_submit_read */
+    uint64_t tag;      /* the caller's tag of the read */
+    void *into;        /* the memory, which is the caller's again; after an error its content is undefined */
+    size_t length;     /* its length, bytes */
+    riop_error *error; /* why the read failed, to be freed by the caller; NULL after a success */
+    int code;          /* the code of the error */
+    uint32_t reserved; /* 0 */
+} riop_read_end;
+
 /* The marks of a stream. */
 typedef struct riop_marks {
     uint64_t complete; /* Each group up to this one is complete on all targets. */
@@ -272,6 +306,8 @@ const char *riop_error_text(const riop_error *error);
 int riop_error_is_retryable(const riop_error *error);
 /* 1 if the code is RIOP_FAILED and riop_stream_reopen may restart the stream; else 0. */
 int riop_error_can_reopen(const riop_error *error);
+/* The reason (RIOP_MEMBERS_…) if the code is RIOP_MEMBERS. For NULL and any other code: RIOP_MEMBERS_OTHER. */
+int riop_error_members(const riop_error *error);
 int riop_error_free(riop_error *error);
 /* The name of a code, such as "RIOP_FULL". It is never freed. */
 const char *riop_code_name(int code);
@@ -398,6 +434,37 @@ int riop_stream_read(riop_stream *stream, uint64_t lba, void *into, size_t lengt
 int riop_stream_read_many(riop_stream *stream, const riop_extent *extents, size_t count, int64_t timeout_ms,
                           riop_error **error);
 
+/*
+ * Submits a read of whole blocks, and does not wait for it: `length` bytes, from block `lba` on. It returns the data of
+ * all writes that this stream has submitted before. Of a group that is submitted while the read is in flight, each block
+ * has the old content or the new. Reads end in any order. Up to 1024 may be submitted whose end was not taken; more are
+ * refused with RIOP_FULL. `tag` is the caller's. *id is the number of the read, which no other one of the stream has; `id`
+ * may be NULL. The read is given up after the time limit.
+ *
+ * THE MEMORY BELONGS TO THE LIBRARY until the end of the read was taken with riop_stream_read_ends, or until the stream
+ * was closed or freed. Until then the caller neither uses nor frees it, and no other read has it. If this call fails, the
+ * caller has it.
+ *
+ * The read leaves with the next call that sends, as a group that is not durable does. It goes on in each call that
+ * receives (riop_stream_poll, _wait, and any other that waits), and between the calls in a thread of the volume.
+ * When the stream fails, all of its reads end with RIOP_FAILED, and their ends are still to be taken.
+ */
+int riop_stream_submit_read(riop_stream *stream, uint64_t lba, void *into, size_t length, uint64_t tag,
+                            int64_t timeout_ms, uint64_t *id, riop_error **error);
+
+/*
+ * Takes the ends of submitted reads, at most `capacity`; *count is the number of those. Each read has exactly one end.
+ * Neither sends nor receives: call riop_stream_poll first, or wait for RIOP_UNTIL_READ. Also works after the stream has
+ * failed.
+ */
+int riop_stream_read_ends(riop_stream *stream, riop_read_end *ends, size_t capacity, size_t *count, riop_error **error);
+
+/*
+ * Cancels a submitted read. Its end, with RIOP_CANCELLED, can be taken at once, and no byte is written to its memory from
+ * now on. RIOP_NOT_FOUND: the read has ended, and its end is the one that it had.
+ */
+int riop_stream_cancel_read(riop_stream *stream, uint64_t id, riop_error **error);
+
 /* The seq of the last group that was submitted. */
 int riop_stream_last(riop_stream *stream, uint64_t *seq, riop_error **error);
 
@@ -433,11 +500,15 @@ int riop_stream_recovery_of(riop_stream *stream, riop_stream_recovery *found, ri
 
 /*
  * Makes all groups durable, closes the stream, and frees it. *last is the seq of the last group; `last` may be NULL.
- * After a failure the stream is as before: RIOP_TIMEOUT, or RIOP_FAILED. A stream that has failed is reopened or freed.
+ * Submitted reads are dropped, and the caller has their memory again: take their ends first. After a failure the stream
+ * is as before, with its reads: RIOP_TIMEOUT, or RIOP_FAILED. A stream that has failed is reopened or freed.
  */
 int riop_stream_close(riop_stream *stream, int64_t timeout_ms, uint64_t *last, riop_error **error);
 
-/* Frees the stream without closing it: a crash of the stream. Durable groups stay, and the next opening recovers it. */
+/*
+ * Frees the stream without closing it: a crash of the stream. Durable groups stay, and the next opening recovers it.
+ * Submitted reads are dropped, and the caller has their memory again.
+ */
 int riop_stream_free(riop_stream *stream);
 
 /* ---- Buffers ---------------------------------------------------------------------------------------------------- */

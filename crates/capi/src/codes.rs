@@ -90,6 +90,10 @@ codes! {
     RIOP_CLOSED = 34;
     /// A drive failed to read.
     RIOP_READ = 35;
+    /// The read was cancelled.
+    RIOP_CANCELLED = 36;
+    /// A target and this host did not authenticate.
+    RIOP_AUTHENTICATION = 37;
 }
 
 /// All codes with their names, for bindings of other languages.

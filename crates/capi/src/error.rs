@@ -15,6 +15,7 @@ pub struct ErrorDetail {
     code: c_int,
     is_retryable: bool,
     can_reopen: bool,
+    pub(crate) members: c_int,
     text: CString,
 }
 
@@ -22,6 +23,12 @@ pub struct ErrorDetail {
 pub type RiopError = Handle<ErrorDetail>;
 
 kind!(ErrorDetail, b"riop-err", "riop_error");
+
+/// Makes an error of a failure.
+pub(crate) fn new(failure: Failure) -> *mut RiopError {
+    let Failure { code, is_retryable, can_reopen, members, text } = failure;
+    handle::new(ErrorDetail { code, is_retryable, can_reopen, members, text: cstring(text) })
+}
 
 /// Runs the body of a function: catches panics, and returns the code. On failure, puts an error into `*error`, in the
 /// place of an earlier one.
@@ -40,10 +47,8 @@ pub(crate) unsafe fn guard(
     };
     let code = failure.code;
     if !error.is_null() {
-        let Failure { code, is_retryable, can_reopen, text } = failure;
-        let detail = ErrorDetail { code, is_retryable, can_reopen, text: cstring(text) };
         // SAFETY: `error` points to a pointer, by the contract of this function.
-        let earlier = unsafe { ptr::replace(error, handle::new(detail)) };
+        let earlier = unsafe { ptr::replace(error, new(failure)) };
         // SAFETY: it is null or an error of this library, by the contract of this function.
         let _ = unsafe { handle::free(earlier) };
     }

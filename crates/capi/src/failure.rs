@@ -4,14 +4,16 @@ use std::any::Any;
 use std::ffi::c_int;
 use std::fmt::Display;
 
-use riopipe::cause::ConnectError;
+use riopipe::cause::{ConnectError, SessionError};
 use riopipe::{
     AcknowledgeError, AttachError, BufError, CallError, ClaimError, CloseError, CreateError,
     DeleteError, Exhausted, FailureCause, ListError, OpenError, ParseMemberError, ReadError,
-    RecoverError, ReopenError, StreamError, StreamFailure, SubmitErrorKind, WaitError,
+    RecoverError, ReopenError, SecretFileError, StreamError, StreamFailure, SubmitErrorKind,
+    WaitError,
 };
 
 use crate::codes::*;
+use crate::members::{self, RIOP_MEMBERS_OTHER};
 
 /// Why a call failed, as C has it: the code and the text of an error of the library. Each error of [`riopipe`] becomes
 /// one. Bindings of other languages use the same codes.
@@ -23,6 +25,9 @@ pub struct Failure {
     pub is_retryable: bool,
     /// Whether the stream has failed, and may be reopened.
     pub can_reopen: bool,
+    /// Why the members do not make the volume, if the code is [`RIOP_MEMBERS`]: see
+    /// [`riop_error_members`](crate::riop_error_members).
+    pub members: c_int,
     /// The text.
     pub text: String,
 }
@@ -31,7 +36,7 @@ impl Failure {
     /// The failure of a call that fails again, until it is changed.
     #[must_use]
     pub fn new(code: c_int, text: String) -> Self {
-        Self { code, is_retryable: false, can_reopen: false, text }
+        Self { code, is_retryable: false, can_reopen: false, members: RIOP_MEMBERS_OTHER, text }
     }
 
     /// The failure of a call that may succeed later.
@@ -69,6 +74,9 @@ fn call_code(error: &CallError) -> c_int {
         | CallError::TimedOut(_)
         | CallError::Silent(_)
         | CallError::Behind(_) => RIOP_UNREACHABLE,
+        CallError::Session(
+            SessionError::Authentication { .. } | SessionError::NotAuthenticated { .. },
+        ) => RIOP_AUTHENTICATION,
         CallError::Session(_)
         | CallError::BringUp(_)
         | CallError::WhichSubsystem(_)
@@ -195,15 +203,23 @@ impl From<ParseMemberError> for Failure {
     }
 }
 
+impl From<SecretFileError> for Failure {
+    fn from(error: SecretFileError) -> Self {
+        Self::of(RIOP_OPTION, false, &error)
+    }
+}
+
 impl From<OpenError> for Failure {
     fn from(error: OpenError) -> Self {
-        Self::of(open_code(&error), error.is_retryable(), &error)
+        let failure = Self::of(open_code(&error), error.is_retryable(), &error);
+        Self { members: members::of_open(&error), ..failure }
     }
 }
 
 impl From<CreateError> for Failure {
     fn from(error: CreateError) -> Self {
-        Self::of(create_code(&error), error.is_retryable(), &error)
+        let failure = Self::of(create_code(&error), error.is_retryable(), &error);
+        Self { members: members::of_create(&error), ..failure }
     }
 }
 
@@ -285,6 +301,8 @@ impl From<ReadError> for Failure {
             ReadError::Failed(failure) => return failure.clone().into(),
             ReadError::OutOfRange { .. } => RIOP_RANGE,
             ReadError::Deadline(_) => RIOP_TIMEOUT,
+            ReadError::Cancelled => RIOP_CANCELLED,
+            ReadError::Full(_) => RIOP_FULL,
             ReadError::Closed => RIOP_CLOSED,
             ReadError::Call { source, .. } => call_code(source),
             ReadError::Connect(error) => stream_code(error),
@@ -346,6 +364,7 @@ impl From<DeleteError> for Failure {
             | DeleteError::Changed(_) => RIOP_DRIVE,
             _ => RIOP_OTHER,
         };
-        Self::of(code, error.is_retryable(), &error)
+        let failure = Self::of(code, error.is_retryable(), &error);
+        Self { members: members::of_delete(&error), ..failure }
     }
 }

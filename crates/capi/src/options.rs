@@ -1,11 +1,12 @@
 //! The options, as structures that begin with their size. Zero means the default in each field.
 
 use std::ffi::c_char;
+use std::path::Path;
 use std::ptr;
 use std::time::Duration;
 
 use riopipe::{
-    ConnectOptions, CreateOptions, EngineKind, OpenOptions, ReaderOptions, StreamOptions,
+    ConnectOptions, CreateOptions, Dhchap, EngineKind, OpenOptions, ReaderOptions, StreamOptions,
 };
 
 use crate::codes::RIOP_OPTION;
@@ -41,6 +42,10 @@ pub struct RiopConnectOptions {
     pub loss_timeout_ms: u32,
     /// How long to poll before going to sleep, microseconds.
     pub spin_us: u32,
+    /// The file with the secret of this host.
+    pub dhchap_secret_file: *const c_char,
+    /// The file with the secret of the targets.
+    pub dhchap_ctrl_secret_file: *const c_char,
 }
 
 /// See `riop_create_options` in `riopipe.h`.
@@ -171,7 +176,33 @@ pub(crate) unsafe fn connect(
         RIOP_ZERO => Duration::ZERO,
         us => Duration::from_micros(us.into()),
     };
+    // SAFETY: as above.
+    let secret = unsafe { text_or_null(given.dhchap_secret_file, "dhchap_secret_file") }?;
+    let ctrl_file = given.dhchap_ctrl_secret_file;
+    // SAFETY: as above.
+    let controller_secret = unsafe { text_or_null(ctrl_file, "dhchap_ctrl_secret_file") }?;
+    options.dhchap = dhchap(secret.map(Path::new), controller_secret.map(Path::new))?;
     Ok(options)
+}
+
+/// The secrets in these files; `None` if there is no file.
+///
+/// # Errors
+/// [`RIOP_OPTION`]: a file can't be used, or only that of the targets is there.
+pub fn dhchap(
+    secret: Option<&Path>,
+    controller_secret: Option<&Path>,
+) -> Result<Option<Dhchap>, Failure> {
+    match (secret, controller_secret) {
+        (None, None) => Ok(None),
+        (None, Some(_)) => Err(Failure::new(
+            RIOP_OPTION,
+            "there is a secret of the targets, but none of this host (dhchap_secret_file)".into(),
+        )),
+        (Some(secret), controller_secret) => {
+            Ok(Some(Dhchap::from_files(secret, controller_secret)?))
+        }
+    }
 }
 
 /// The options of a new volume.
@@ -311,7 +342,12 @@ fn millis(value: u32, default: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::CString;
+    use std::fs::Permissions;
     use std::mem::size_of;
+    use std::os::unix::fs::PermissionsExt;
+
+    use riopipe::DhchapSecret;
 
     use super::*;
 
@@ -434,6 +470,29 @@ mod tests {
         let read = ReaderOptions { concurrent: 1, queue_depth: 2, timeout };
         // SAFETY: as above.
         assert_eq!(unsafe { reader(&raw const given) }.unwrap(), read);
+    }
+
+    #[test]
+    fn secrets_arrive_from_their_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let secret = |name: &str, byte| {
+            let secret = DhchapSecret::new(&[byte; 32], None).unwrap();
+            let path = dir.path().join(name);
+            std::fs::write(&path, &*secret.to_text()).unwrap();
+            std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+            (secret, CString::new(path.to_str().unwrap()).unwrap())
+        };
+        let (of_host, host_file) = secret("host", 1);
+        let (of_targets, targets_file) = secret("targets", 2);
+        let given = RiopConnectOptions {
+            dhchap_secret_file: host_file.as_ptr(),
+            dhchap_ctrl_secret_file: targets_file.as_ptr(),
+            ..empty::<RiopConnectOptions>()
+        };
+        // SAFETY: the pointer is to a whole structure.
+        let options = unsafe { connect(&raw const given) }.unwrap();
+        let expected = Dhchap { secret: of_host, controller_secret: Some(of_targets) };
+        assert_eq!(options.dhchap, Some(expected));
     }
 
     #[test]

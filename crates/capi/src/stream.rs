@@ -32,6 +32,9 @@ pub const RIOP_UNTIL_MOVED: u32 = 5;
 /// Another thread has called a waker.
 pub const RIOP_UNTIL_WOKEN: u32 = 6;
 
+/// A submitted read has ended, or none is in flight.
+pub const RIOP_UNTIL_READ: u32 = 7;
+
 /// An open stream, and its descriptor if the caller has requested one.
 #[derive(Debug)]
 pub struct OpenStream {
@@ -59,6 +62,7 @@ pub(crate) fn until(until: u32, seq: u64) -> Result<Until, Failure> {
         RIOP_UNTIL_IDLE => Ok(Until::Idle),
         RIOP_UNTIL_MOVED => Ok(Until::Moved),
         RIOP_UNTIL_WOKEN => Ok(Until::Woken),
+        RIOP_UNTIL_READ => Ok(Until::ReadEnded),
         _ => Err(argument(format!("there is no condition {until} for a wait (RIOP_UNTIL_…)"))),
     }
 }

@@ -5,13 +5,13 @@ use riopipe_capi::{Failure, RIOP_BUSY, RIOP_CLOSED};
 
 /// The exception of a failure.
 pub(crate) fn raise(failure: impl Into<Failure>) -> PyErr {
-    let Failure { code, is_retryable, can_reopen, text } = failure.into();
+    let Failure { code, is_retryable, can_reopen, members, text } = failure.into();
     Python::attach(|py| {
         // The classes are Python's (`_errors.py`): some of them have a second base.
         let made = py
             .import("riopipe._errors")
             .and_then(|errors| errors.getattr("make"))
-            .and_then(|make| make.call1((code, text, is_retryable, can_reopen)));
+            .and_then(|make| make.call1((code, text, is_retryable, can_reopen, members)));
         match made {
             Ok(error) => PyErr::from_value(error),
             Err(error) => error,

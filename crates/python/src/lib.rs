@@ -44,6 +44,7 @@ fn _riopipe(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<reader::Reader>()?;
     module.add_class::<recovery::Recovery>()?;
     module.add_class::<recovery::StreamRecovery>()?;
+    module.add_class::<stream::ReadEnd>()?;
     module.add_class::<stream::Stream>()?;
     module.add_class::<time::Marks>()?;
     module.add_class::<volume::Volume>()?;

@@ -3,7 +3,7 @@
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
-use riopipe::ReadExtent;
+use riopipe::{ReadExtent, ReadMemory};
 use riopipe_capi::{Failure, check_disjoint};
 
 use crate::error::raise;
@@ -56,6 +56,44 @@ impl Target {
             return Err(PyBufferError::new_err("the memory for a read is read-only"));
         }
         Ok(Self { lba, memory })
+    }
+}
+
+/// Writable memory of a submitted read. The object stays alive, and its memory where it is, until this is dropped.
+pub(crate) struct Submitted {
+    memory: Memory,
+    /// The object.
+    object: Py<PyAny>,
+}
+
+impl Submitted {
+    /// The object, whose memory is its own again.
+    pub(crate) fn into_object(self) -> Py<PyAny> {
+        self.object
+    }
+}
+
+impl Target {
+    /// The memory for a submitted read of `object`, from which this was made, and the first block.
+    pub(crate) fn submitted(self, object: Py<PyAny>) -> (u64, Submitted) {
+        (self.lba, Submitted { memory: self.memory, object })
+    }
+}
+
+impl ReadMemory for Submitted {
+    fn length(&self) -> usize {
+        self.memory.len()
+    }
+
+    fn put(&mut self, offset: usize, bytes: &[u8]) {
+        debug_assert!(offset + bytes.len() <= self.memory.len(), "they lie within the length");
+        // SAFETY: the memory is writable, contiguous and has so many bytes, as was checked when it was taken. It stays
+        // where it is until it is released, when this is dropped. Code of Python that uses it meanwhile may read anything,
+        // as in `read_into`.
+        unsafe {
+            let to = self.memory.0.buf_ptr().cast::<u8>().add(offset);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! Options and addresses.
 
+use std::path::PathBuf;
+
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use riopipe::{EngineKind, MemberAddr, Place};
@@ -16,7 +18,8 @@ pub(crate) struct ConnectOptions(pub(crate) riopipe::ConnectOptions);
 impl ConnectOptions {
     #[new]
     #[pyo3(signature = (*, host_nqn=None, host_id=None, header_digest=false, data_digest=None, timeout=None,
-                        keep_alive=None, loss_timeout=None, spin=None))]
+                        keep_alive=None, loss_timeout=None, spin=None, dhchap_secret_file=None,
+                        dhchap_ctrl_secret_file=None))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn new(
         host_nqn: Option<String>,
@@ -27,6 +30,8 @@ impl ConnectOptions {
         keep_alive: Option<f64>,
         loss_timeout: Option<f64>,
         spin: Option<f64>,
+        dhchap_secret_file: Option<PathBuf>,
+        dhchap_ctrl_secret_file: Option<PathBuf>,
     ) -> PyResult<Self> {
         let mut options =
             riopipe::ConnectOptions { header_digest, data_digest, ..Default::default() };
@@ -48,6 +53,8 @@ impl ConnectOptions {
                 *place = seconds(given)?;
             }
         }
+        let files = (dhchap_secret_file.as_deref(), dhchap_ctrl_secret_file.as_deref());
+        options.dhchap = riopipe_capi::dhchap(files.0, files.1).map_err(raise)?;
         Ok(Self(options))
     }
 

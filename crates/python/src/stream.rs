@@ -1,18 +1,19 @@
 //! Streams.
 
+use std::any::Any;
 use std::os::fd::AsRawFd;
 use std::sync::{Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
-use riopipe::{BLOCK_BYTES, Seq, StreamFd, StreamNotClosed, Until};
+use riopipe::{BLOCK_BYTES, ReadId, Seq, StreamFd, StreamNotClosed, Until};
 use riopipe_capi::{Failure, RIOP_RANGE};
 
 use crate::buf::Buf;
 use crate::error::{busy, closed, raise};
 use crate::group::Group;
-use crate::memory::{Target, read_into};
+use crate::memory::{Submitted, Target, read_into};
 use crate::recovery::StreamRecovery;
 use crate::time::{Marks, limit, sliced};
 use crate::watch::{Waker, Watch};
@@ -200,6 +201,41 @@ impl Stream {
         read_into(py, &targets, |extents| self.call(|stream| Ok(stream.read_many(extents, limit)?)))
     }
 
+    /// Submits a read into the memory of a writable object, without waiting. Returns the number of the read.
+    #[pyo3(signature = (lba, into, timeout=None))]
+    fn submit_read(
+        &self,
+        py: Python<'_>,
+        lba: u64,
+        into: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+    ) -> PyResult<u64> {
+        let limit = limit(timeout)?;
+        let (lba, memory) = Target::new(lba, into)?.submitted(into.clone().unbind());
+        self.with(py, |stream| {
+            let submitted = stream.submit_read(lba, memory, limit);
+            Ok(submitted.map_err(|not_submitted| not_submitted.error)?.0)
+        })
+    }
+
+    /// Takes the reads that have ended.
+    fn read_ends(&self, py: Python<'_>) -> PyResult<Vec<ReadEnd>> {
+        let ends = self
+            .with(py, |stream| Ok(std::iter::from_fn(|| stream.take_read()).collect::<Vec<_>>()))?;
+        Ok(ends.into_iter().map(|end| ReadEnd::new(py, end)).collect())
+    }
+
+    /// Waits until a submitted read has ended, or none is in flight.
+    #[pyo3(signature = (timeout=None))]
+    fn wait_read(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Marks> {
+        self.wait_until(py, Until::ReadEnded, timeout)
+    }
+
+    /// Cancels a submitted read. Returns whether it was in flight.
+    fn cancel_read(&self, py: Python<'_>, id: u64) -> PyResult<bool> {
+        self.with(py, |stream| Ok(stream.cancel_read(ReadId(id))))
+    }
+
     /// The descriptor for event loops.
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
         let fileno = || {
@@ -288,6 +324,35 @@ impl Stream {
                 }
             }
         })
+    }
+}
+
+/// The end of a submitted read.
+#[pyclass(frozen, get_all, module = "riopipe")]
+pub(crate) struct ReadEnd {
+    /// The number of the read.
+    id: u64,
+    /// The object with the memory.
+    memory: Py<PyAny>,
+    /// Why the read failed: a `riopipe.Error`; `None` after a success.
+    error: Option<Py<PyAny>>,
+}
+
+impl ReadEnd {
+    fn new(py: Python<'_>, end: riopipe::ReadEnd) -> Self {
+        let riopipe::ReadEnd { id: ReadId(id), memory, result } = end;
+        let memory: Box<dyn Any> = memory;
+        let memory = memory.downcast::<Submitted>().expect("all reads of Python have such memory");
+        let error = result.err().map(|error| raise(error).into_value(py).into_any());
+        Self { id, memory: memory.into_object(), error }
+    }
+}
+
+#[pymethods]
+impl ReadEnd {
+    fn __repr__(&self) -> String {
+        let state = if self.error.is_some() { "failed" } else { "read" };
+        format!("<riopipe.ReadEnd {} {state}>", self.id)
     }
 }
 

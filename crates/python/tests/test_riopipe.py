@@ -2,6 +2,7 @@
 
 import array
 import asyncio
+import base64
 import gc
 import os
 import pathlib
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 import unittest
+import zlib
 
 import riopipe
 from riopipe import BLOCK_BYTES, Code, Place
@@ -30,7 +32,7 @@ class WithVolume(unittest.TestCase):
     DRIVE = "mem:32M"
 
     def setUp(self):
-        self.site = Site(self.DRIVE)
+        self.site = Site(self.DRIVE).started()
         self.addCleanup(self.site.close)
         riopipe.create("v", self.site.members, streams=4)
         connect = riopipe.ConnectOptions(loss_timeout=20.0, spin=0.0)
@@ -79,7 +81,8 @@ class Volumes(WithVolume):
         self.raises(Code.OPTION, riopipe.open, "v", self.site.members, engine="fast")
         self.raises(Code.OPTION, self.volume.stream, 1, queue_depth=5000)
         self.raises(Code.NOT_FOUND, self.volume.stream, 4)
-        self.raises(Code.MEMBERS, riopipe.open, "w", self.site.members)
+        error = self.raises(Code.MEMBERS, riopipe.open, "w", self.site.members)
+        self.assertEqual(error.members, riopipe.Members.NAME)
         self.raises(Code.UNREACHABLE, riopipe.inspect, ["127.0.0.1:1"])
         for wrong in (-1.0, float("nan"), float("inf"), 1e300):
             with self.assertRaises(ValueError):
@@ -202,6 +205,59 @@ class Writes(WithVolume):
         self.assertEqual(self.stream.read(5), block("e"))
 
 
+class Secrets(unittest.TestCase):
+    """A target that demands authentication."""
+
+    HOST = "nqn.2026-01.org.example:host"
+
+    def setUp(self):
+        self.site = Site(options=("--dhchap-host", self.HOST + "={dir}/host", "--dhchap-ctrl-secret", "{dir}/targets"))
+        self.addCleanup(self.site.close)
+        self.files = {}
+        self.texts = []
+        for byte, name in enumerate(("host", "targets", "wrong")):
+            key = bytes([byte + 65]) * 32
+            text = base64.b64encode(key + zlib.crc32(key).to_bytes(4, "little")).decode()
+            self.texts.append(text)
+            self.files[name] = self.site.path / name
+            self.files[name].write_text(f"DHHC-1:00:{text}:\n")
+            self.files[name].chmod(0o600)
+        self.site.start()
+
+    def options(self, secret=None, ctrl=None):
+        return riopipe.ConnectOptions(
+            host_nqn=self.HOST, dhchap_secret_file=secret and self.files[secret],
+            dhchap_ctrl_secret_file=ctrl and str(self.files[ctrl]),
+        )
+
+    def refused(self, code, call):
+        with self.assertRaises(riopipe.Error) as caught:
+            call()
+        self.assertEqual(caught.exception.code, code, str(caught.exception))
+        for text in self.texts:
+            self.assertNotIn(text[4:20], str(caught.exception))
+        return str(caught.exception)
+
+    def test_right_ones(self):
+        members = self.site.members
+        riopipe.create("v", members, connect=self.options("host"))
+        with riopipe.open("v", members, connect=self.options("host", "targets")) as volume:
+            with volume.stream(0) as stream:
+                stream.wait_durable(stream.group(durable=True).write(0, block("a"), Place.FRESH).submit(), 10)
+        for text in self.texts:
+            self.assertNotIn(text[4:20], repr(self.options("host", "targets")))
+
+    def test_wrong_ones_and_none(self):
+        inspect = lambda *names: lambda: riopipe.inspect(self.site.members, connect=self.options(*names))
+        for names in ((), ("wrong",), ("host", "wrong")):
+            self.assertIn("authenticate", self.refused(Code.AUTHENTICATION, inspect(*names)))
+        self.refused(Code.OPTION, lambda: self.options(ctrl="targets"))
+        self.files["host"].chmod(0o640)
+        self.assertIn("0640", self.refused(Code.OPTION, lambda: self.options("host")))
+        self.files["host"].unlink()
+        self.assertIn("host", self.refused(Code.OPTION, lambda: self.options("host")))
+
+
 class Reads(WithVolume):
     def setUp(self):
         super().setUp()
@@ -232,6 +288,81 @@ class Reads(WithVolume):
 
     def test_a_reader_reads(self):
         self.check(self.volume.reader(concurrent=2))
+
+    def take(self, count):
+        ends = []
+        while len(ends) < count:
+            self.stream.wait_read(10)
+            ends += self.stream.read_ends()
+        self.assertEqual(len(ends), count)
+        self.assertEqual(self.stream.read_ends(), [])
+        return ends
+
+    def test_submitted_reads_end_later(self):
+        submitted = {}
+        for n in range(300):
+            memory = bytearray(BLOCK_BYTES)
+            submitted[self.stream.submit_read(n % 3, memory)] = (n % 3, memory)
+        self.assertEqual(len(submitted), 300)
+        for end in self.take(300):
+            lba, memory = submitted.pop(end.id)
+            self.assertIsNone(end.error, repr(end))
+            self.assertIs(end.memory, memory)
+            self.assertEqual(memory, block("abc"[lba]))
+            memory.append(0)  # It is nobody else's any more.
+        self.stream.wait_read()  # None is in flight.
+
+    def test_submitted_reads_hold_their_memory(self):
+        memory = bytearray(BLOCK_BYTES)
+        seq = self.stream.group().write(0, block("x"), Place.EXTEND).submit()
+        id = self.stream.submit_read(0, memory)
+        with self.assertRaises(BufferError):
+            memory.append(0)
+        self.assertIsNone(self.take(1)[0].error)
+        self.assertEqual(memory, block("x"))
+        self.assertFalse(self.stream.cancel_read(id))
+        self.stream.wait_complete(seq, 10)
+        # Of an object without another reference.
+        self.stream.submit_read(1, bytearray(BLOCK_BYTES))
+        gc.collect()
+        self.assertEqual(self.take(1)[0].memory, block("b"))
+
+    def test_submitted_reads_that_fail_have_an_error(self):
+        self.raises(Code.RANGE, self.stream.submit_read, 0, bytearray(5))
+        self.raises(Code.RANGE, self.stream.submit_read, 1 << 40, bytearray(BLOCK_BYTES))
+        with self.assertRaises(BufferError):
+            self.stream.submit_read(0, bytes(BLOCK_BYTES))
+        memory = bytearray(BLOCK_BYTES)
+        id = self.stream.submit_read(0, memory)
+        self.assertTrue(self.stream.cancel_read(id))
+        (end,) = self.stream.read_ends()
+        self.assertEqual((end.id, end.error.code), (id, Code.CANCELLED))
+        memory.append(0)
+        self.site.kill()
+        memory = bytearray(BLOCK_BYTES)
+        self.stream.submit_read(0, memory, timeout=0.2)
+        (end,) = self.take(1)
+        self.assertIsInstance(end.error, riopipe.Timeout)
+
+    def test_the_end_of_a_stream_frees_the_memory_of_its_reads(self):
+        for end in (riopipe.Stream.free, riopipe.Stream.close):
+            memory = bytearray(BLOCK_BYTES)
+            self.stream.submit_read(0, memory)
+            end(self.stream)
+            memory.append(0)
+            self.stream = self.volume.stream(0)
+
+    def test_an_event_loop_reads(self):
+        for lba in range(3):
+            self.stream.submit_read(lba, bytearray(BLOCK_BYTES))
+        ends = []
+        while len(ends) < 3:
+            self.stream.poll()
+            ends += self.stream.read_ends()
+            if len(ends) < 3:
+                deadline = self.stream.next_deadline()
+                select.select([self.stream.fileno()], [], [], 10 if deadline is None else min(deadline, 10))
+        self.assertEqual(sorted(bytes(end.memory[:1]) for end in ends), [b"a", b"b", b"c"])
 
     def test_threads_share_a_reader(self):
         reader = self.volume.reader(concurrent=2)
@@ -430,7 +561,7 @@ class Package(unittest.TestCase):
         shown = page.split("```python\n")[1].split("```")[0]
         example = (folder / "example.py").read_text()
         self.assertEqual(example[example.index("def main"):example.index('\n\nif __name__')].strip(), shown.strip())
-        site = Site()
+        site = Site().started()
         self.addCleanup(site.close)
         riopipe.create("logs", site.members)
         done = subprocess.run(

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use riopipe_net::{Interest, PollerError, Received, RecvBuf, Socket, current_core, now_ns};
+use riopipe_session::initiator::stream::ReadSink;
 use riopipe_session::initiator::stream_driver::StreamDriver;
 use riopipe_session::initiator::volume::error::Nonsense;
 
@@ -63,13 +64,12 @@ impl Connections {
     }
 
     /// Receives once from each target, then sends all that may be sent after that. Returns whether any
-    /// byte was received or sent. `read_sink` gets the data of reads: an offset in the whole read, and
-    /// the bytes there.
+    /// byte was received or sent. `read_sink` gets the data of reads.
     pub(crate) fn receive_and_send(
         &mut self,
         driver: &mut StreamDriver<Piece>,
         now: u64,
-        read_sink: &mut dyn FnMut(usize, &[u8]),
+        read_sink: &mut ReadSink<'_>,
     ) -> Result<bool, ConnectionError> {
         let has_received = self.receive_all(driver, now, read_sink)?;
         Ok(self.send_all(driver, now)? || has_received)
@@ -81,7 +81,7 @@ impl Connections {
         &mut self,
         driver: &mut StreamDriver<Piece>,
         now: u64,
-        read_sink: &mut dyn FnMut(usize, &[u8]),
+        read_sink: &mut ReadSink<'_>,
     ) -> Result<bool, ConnectionError> {
         let mut has_received = false;
         for link in 0..self.links.len() {
@@ -117,7 +117,7 @@ impl Connections {
         driver: &mut StreamDriver<Piece>,
         link: usize,
         now: u64,
-        read_sink: &mut dyn FnMut(usize, &[u8]),
+        read_sink: &mut ReadSink<'_>,
     ) -> Result<bool, CallError> {
         let Some(connection) = &mut self.links[link] else { return Ok(false) };
         let link_number = link as u16;

@@ -607,6 +607,12 @@ pub enum ReadError {
     /// The time limit has passed. The content of the buffers is not defined.
     #[error("the read was not over within {0:?}")]
     Deadline(Duration),
+    /// [`Stream::cancel_read`](crate::Stream::cancel_read) has ended the read.
+    #[error("the read was cancelled")]
+    Cancelled,
+    /// The stream has so many submitted reads, with those whose end was not taken.
+    #[error("{0} reads are submitted: take the ends of some first")]
+    Full(usize),
     /// The volume has been closed. Only a [`Reader`](crate::Reader) reports this.
     #[error("the volume has been closed")]
     Closed,
@@ -656,8 +662,8 @@ impl ReadError {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Deadline(_) => true,
-            Self::OutOfRange { .. } | Self::Closed | Self::Failed(_) => false,
+            Self::Deadline(_) | Self::Full(_) => true,
+            Self::OutOfRange { .. } | Self::Cancelled | Self::Closed | Self::Failed(_) => false,
             Self::Call { source, .. } => source.is_retryable(),
             Self::Connect(error) => error.is_retryable(),
             Self::Target { cause, .. } => cause.is_retryable(),

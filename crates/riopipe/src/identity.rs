@@ -1,8 +1,10 @@
 //! The identity of an initiator, and the options of its connections.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use riopipe_platform::{PrivateFileError, read_private_file};
 use riopipe_session::auth::host::HostSecrets;
 
 pub use riopipe_nvme::dhchap_secret::{DhchapSecret, DhchapSecretError};
@@ -49,7 +51,71 @@ pub struct Dhchap {
     pub controller_secret: Option<DhchapSecret>,
 }
 
+/// Why the file of a secret can't be used. No text has the secret.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SecretFileError {
+    /// The caller gave the secret itself, and not the path of its file.
+    #[error("this is a secret itself (not shown): give the path of a file with it")]
+    Inline,
+    /// The file can't be read.
+    #[error("{}: {error}: give the path of a file with a secret", .path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        error: std::io::Error,
+    },
+    /// Others than the owner of the file may use it.
+    #[error(
+        "{}: others than its owner may use it (mode {mode:04o}), and it has a secret: `chmod 600` it",
+        .path.display()
+    )]
+    Shared {
+        /// The file.
+        path: PathBuf,
+        /// The lowest 12 bits of its mode.
+        mode: u32,
+    },
+    /// The content of the file is no secret.
+    #[error("{}: no secret: {error}: make one with `nvme gen-dhchap-key`", .path.display())]
+    Secret {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        error: DhchapSecretError,
+    },
+}
+
+/// Reads the secret of a file.
+fn read_secret(path: &Path) -> Result<DhchapSecret, SecretFileError> {
+    if path.as_os_str().as_encoded_bytes().starts_with(b"DHHC-1:") {
+        return Err(SecretFileError::Inline);
+    }
+    let text = read_private_file(path).map_err(|error| match error {
+        PrivateFileError::Read(error) => SecretFileError::Read { path: path.into(), error },
+        PrivateFileError::Shared(mode) => SecretFileError::Shared { path: path.into(), mode },
+    })?;
+    DhchapSecret::parse(&text).map_err(|error| SecretFileError::Secret { path: path.into(), error })
+}
+
 impl Dhchap {
+    /// Reads the secrets from files that have them as text (`DHHC-1:…`, as `nvme gen-dhchap-key`
+    /// makes it): the secret of this host, and, if each target must prove its own identity, that of
+    /// the targets. Only the owner of a file may have permissions for it.
+    ///
+    /// # Errors
+    /// [`SecretFileError`].
+    pub fn from_files(
+        secret: &Path,
+        controller_secret: Option<&Path>,
+    ) -> Result<Self, SecretFileError> {
+        Ok(Self {
+            secret: read_secret(secret)?,
+            controller_secret: controller_secret.map(read_secret).transpose()?,
+        })
+    }
+
     pub(crate) fn for_session(&self) -> Arc<HostSecrets> {
         Arc::new(HostSecrets {
             host: self.secret.clone(),

@@ -156,6 +156,7 @@ mod stat;
 mod stream;
 mod stream_handle;
 mod stream_shell;
+mod submitted_reads;
 mod survey;
 mod sync;
 mod target;
@@ -177,7 +178,7 @@ pub use error::{
 };
 pub use failure::{Absence, Exhausted, FailureCause, StreamFailure};
 pub use group::Group;
-pub use identity::{ConnectOptions, Dhchap, DhchapSecret, DhchapSecretError};
+pub use identity::{ConnectOptions, Dhchap, DhchapSecret, DhchapSecretError, SecretFileError};
 pub use info::{MemberInfo, OpeningState, Outlook, VolumeInfo};
 pub use options::{ReaderOptions, StreamOptions};
 pub use piece::Buf;
@@ -195,6 +196,7 @@ pub use riopipe_session::initiator::stream_driver::Until;
 pub use riopipe_session::stages;
 pub use stat::{StreamStat, TargetStat, VolumeStat};
 pub use stream::{Stream, StreamNotClosed};
+pub use submitted_reads::{ReadEnd, ReadId, ReadMemory, ReadNotSubmitted};
 pub use survey::{
     DeleteError, DeletedVolume, FreedLog, ListError, ListedDrive, ListedLog, ListedMember,
     ListedTarget, ListedVolume, VolumeList,

@@ -125,31 +125,31 @@ impl<'a> Reads<'a> {
         }
         let now = now_ns();
         let deadline = timeout.map(|timeout| now.saturating_add(nanos(timeout)));
-        shell.driver.begin_read(&self.extents, deadline, now);
+        let slot = shell.driver.begin_read(&self.extents, deadline, now);
         let result = loop {
             // Only a deadline needs the exact time. Otherwise the time of the last round saves reading
             // the clock.
             let now = if deadline.is_some() { now_ns() } else { shell.round_begun_ns };
-            if let Some(result) = shell.driver.read_step(now) {
+            if let Some(result) = shell.driver.read_step(slot, now) {
                 break result.map_err(|failure| self.read_error(failure, timeout));
             }
             let worked = shell.work(&mut |offset, bytes| self.copy_received(offset, bytes));
             if let Err(failure) = shell.publish_marks() {
                 break Err(failure.into());
             }
-            if shell.driver.read_waits() {
+            if shell.driver.read_waits(slot) {
                 shell.poll_again_or_sleep(spin, worked, None);
             }
         };
         // The call returns the buffers to the caller. So the driver must drop data that arrives later.
-        shell.driver.give_up_read();
+        shell.driver.give_up_read(slot);
         result
     }
 }
 
 /// The number of blocks of `len` bytes at block `lba`. `None` if these are not whole blocks, or do not
 /// lie in a volume of `volume_blocks` blocks.
-fn blocks_in_volume(lba: u64, len: usize, volume_blocks: u64) -> Option<u32> {
+pub(crate) fn blocks_in_volume(lba: u64, len: usize, volume_blocks: u64) -> Option<u32> {
     if !len.is_multiple_of(BLOCK_BYTES) {
         return None;
     }

@@ -187,7 +187,7 @@ impl<'a> StartRun<'a> {
     /// Sends and receives once. If nothing was sent or received, sleeps until there is an event.
     fn drive(&mut self) -> Result<(), StreamError> {
         let Some(driver) = self.start.driver() else { return Ok(()) };
-        let worked = self.connections.receive_and_send(driver, now_ns(), &mut |_, _| ());
+        let worked = self.connections.receive_and_send(driver, now_ns(), &mut |_, _, _| ());
         let ConnectionError { link, error } = match worked {
             Ok(true) => {
                 relax();

@@ -5,6 +5,7 @@
 //! Between the calls the background thread may take the shell.
 
 mod close;
+mod read;
 mod submit;
 
 use std::sync::Arc;
@@ -18,14 +19,13 @@ use riopipe_session::initiator::stream_driver::{BackgroundConfig, Until, WaitEnd
 pub use self::close::StreamNotClosed;
 use crate::BLOCK_BYTES;
 use crate::background::{BackgroundThread, OpenStream};
-use crate::error::{BufError, ReadError, ReopenError, StreamError, WaitError};
+use crate::error::{BufError, ReopenError, StreamError, WaitError};
 use crate::failure::{Exhausted, StreamFailure};
 use crate::open_volume::OpenVolume;
 use crate::options::StreamOptions;
 use crate::owner_call::OwnerCall;
 use crate::piece::{Buf, BufPool, Exclusive};
 use crate::published_marks::MarksEnd;
-use crate::reading::{ReadExtent, Reads};
 use crate::recovery::StreamRecovery;
 use crate::staged::Staged;
 use crate::start::start;
@@ -269,6 +269,10 @@ impl Stream {
             let worked = shell.work(&mut |_, _| ());
             let marks = shell.publish_marks()?;
             if let Some(end) = shell.driver.wait_step(until, deadline, now_ns) {
+                if worked {
+                    // The next wait begins anew, also if its first round has nothing to send.
+                    spin.on_work();
+                }
                 break (end, marks);
             }
             // These waits may take without limit although the stream is idle. The background thread
@@ -289,53 +293,6 @@ impl Stream {
             WaitEnd::Woken => Err(WaitError::Woken),
             WaitEnd::Deadline => Err(WaitError::Deadline(timeout.unwrap_or_default())),
         }
-    }
-
-    /// Reads whole blocks at volume block `lba` into `into`, and waits for them for `timeout` at
-    /// most; `None` means without limit. The read returns the data of all writes that this stream
-    /// has submitted, also of incomplete groups (promise P9). While a target is unreachable, or
-    /// while requests are replayed to it, the read waits.
-    ///
-    /// # Errors
-    /// [`ReadError`]: the blocks are out of range, the time is up, the drive failed, or the stream
-    /// has failed. The content of the buffer is not defined then.
-    pub fn read(
-        &mut self,
-        lba: u64,
-        into: &mut [u8],
-        timeout: Option<Duration>,
-    ) -> Result<(), ReadError> {
-        self.read_many(&mut [ReadExtent { lba, into }], timeout)
-    }
-
-    /// As [`read`](Self::read), for several extents at once: in one round trip, as far as the queue
-    /// depth allows.
-    ///
-    /// ```no_run
-    /// # fn index(mut stream: riopipe::Stream) -> Result<(), riopipe::ReadError> {
-    /// use riopipe::ReadExtent;
-    ///
-    /// let (mut root, mut leaf) = (vec![0; 4096], vec![0; 8192]);
-    /// let mut both = [
-    ///     ReadExtent { lba: 0, into: &mut root },
-    ///     ReadExtent { lba: 900, into: &mut leaf },
-    /// ];
-    /// stream.read_many(&mut both, Some(std::time::Duration::from_secs(1)))?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`read`](Self::read). An error of one extent is the error of the call.
-    pub fn read_many(
-        &mut self,
-        extents: &mut [ReadExtent<'_>],
-        timeout: Option<Duration>,
-    ) -> Result<(), ReadError> {
-        let extents = extents.iter_mut().map(|extent| (extent.lba, &mut *extent.into));
-        let mut reads = Reads::new(extents, self.volume.topology.blocks())?;
-        let mut shell = OwnerCall::begin(&self.shell, &self.handle, &self.background);
-        reads.run(&mut shell, &mut self.spin, timeout)
     }
 
     /// Makes a watch: a handle by which other threads read the marks and wait for them.
@@ -443,7 +400,11 @@ impl Drop for Stream {
         let last = self.last();
         // The background thread may have a reference to the shell for a moment longer. So the
         // connections are closed here, and not when the shell is dropped.
-        self.shell.take().close_connections();
+        let mut shell = self.shell.take();
+        shell.close_connections();
+        // From here on no thread writes to the memory of a read.
+        shell.reads.clear();
+        drop(shell);
         let end = if self.is_closed { MarksEnd::Closed } else { MarksEnd::Dropped };
         if !self.is_closed {
             tracing::warn!(

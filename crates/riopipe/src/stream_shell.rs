@@ -18,6 +18,7 @@ use riopipe_order::attribute::{Member, Seq, StreamId};
 use riopipe_order::engine::{Cause, Failure, Marks};
 use riopipe_session::initiator::manager::Absence;
 use riopipe_session::initiator::queue_pair::QueuePair;
+use riopipe_session::initiator::stream::ReadExtent as DriverExtent;
 use riopipe_session::initiator::stream_driver::{ROUNDS_MAX, StreamDriver, StreamEvent};
 use riopipe_session::rounded::Rounded;
 
@@ -29,6 +30,8 @@ use crate::open_volume::OpenVolume;
 use crate::piece::{BufPool, KeptBufs, Piece};
 use crate::published_marks::MarksEnd;
 use crate::stream_handle::{StreamHandle, StreamMessage};
+use crate::submitted_reads::{ReadEnd, ReadId, ReadMemory, SubmittedReads};
+use crate::time::nanos;
 use crate::waiters::wake_all;
 
 /// See the [module](self). It owns the buffers of all requests that the driver has in flight. All
@@ -52,6 +55,8 @@ pub(crate) struct StreamShell {
     /// The waiters whose mark has been reached. The driving thread wakes them before it sleeps, or
     /// right after it has released the stream.
     due_wakers: Vec<Waker>,
+    /// The reads that the owner has submitted, with their memory.
+    pub(crate) reads: SubmittedReads,
 }
 
 // SAFETY: only the driver's pieces are not `Send` (asserted below), because only one thread at a
@@ -72,6 +77,7 @@ const _: () = {
     is_send::<Connections>();
     is_send::<Arc<OpenVolume>>();
     is_send::<Option<Box<StreamFailure>>>();
+    is_send::<SubmittedReads>();
 };
 
 impl StreamShell {
@@ -93,6 +99,7 @@ impl StreamShell {
             released_to_checker,
             published_marks,
             due_wakers: Vec::new(),
+            reads: SubmittedReads::default(),
         }
     }
 
@@ -109,12 +116,66 @@ impl StreamShell {
         self.connections.close_all();
     }
 
+    /// Submits a read of `blocks` blocks, in which the volume has been found to have them. It leaves
+    /// with the next call that sends.
+    pub(crate) fn submit_read(
+        &mut self,
+        lba: u64,
+        blocks: u32,
+        memory: Box<dyn ReadMemory>,
+        timeout: Option<Duration>,
+    ) -> ReadId {
+        if blocks == 0 {
+            let id = self.reads.add_ended(memory);
+            self.driver.set_untaken_ends(self.reads.ended_count());
+            return id;
+        }
+        let now = now_ns();
+        let deadline = timeout.map(|timeout| now.saturating_add(nanos(timeout)));
+        let slot = self.driver.begin_read(&[DriverExtent { lba, blocks }], deadline, now);
+        self.driver.count_submitted_read();
+        let id = self.reads.add(slot, lba, memory, timeout);
+        if self.driver.should_send() {
+            self.send();
+        }
+        id
+    }
+
+    /// Ends a submitted read before its data has arrived. Returns false if it has ended before.
+    pub(crate) fn cancel_read(&mut self, id: ReadId) -> bool {
+        let Some(slot) = self.reads.cancel(id) else { return false };
+        self.driver.give_up_read(slot);
+        self.driver.set_untaken_ends(self.reads.ended_count());
+        true
+    }
+
+    /// Takes the end of a submitted read, if there is one.
+    pub(crate) fn take_read_end(&mut self) -> Option<ReadEnd> {
+        let end = self.reads.take_end();
+        self.driver.set_untaken_ends(self.reads.ended_count());
+        end
+    }
+
+    /// Finds the submitted reads that have ended. This comes after the check whether the stream has
+    /// failed, because a failed stream gives the reads up, and their error is its failure.
+    fn collect_read_ends(&mut self) {
+        let Self { driver, reads, round_begun_ns: now, .. } = self;
+        if !driver.may_have_ended_reads(*now) {
+            return;
+        }
+        reads.end_some(|slot| driver.read_step(slot, *now));
+        driver.set_untaken_ends(reads.ended_count());
+    }
+
     /// Replaces the stream by its next incarnation, which has new connections. The driver's
     /// attention is kept, because it counts the owner's calls. The buffers of the old incarnation
     /// go to the pool.
     pub(crate) fn replace_incarnation(&mut self, mut next: Self, pool: &mut BufPool) {
         *next.driver.attention_mut() = std::mem::take(self.driver.attention_mut());
         next.due_wakers.append(&mut self.due_wakers);
+        // The failure has ended all of them.
+        next.reads = std::mem::take(&mut self.reads);
+        next.driver.set_untaken_ends(next.reads.ended_count());
         let mut old_bufs = std::mem::take(&mut self.kept_bufs);
         // This drops the old driver, and with it the pieces of the old buffers.
         *self = next;
@@ -140,7 +201,8 @@ impl StreamShell {
     }
 
     /// One round of work; see the [module](self). Returns whether any byte was received or sent.
-    /// `read_sink` gets the data of reads: an offset in the whole read, and the bytes there.
+    /// `read_sink` gets the data of the read of the owner's call: an offset in the whole read, and the
+    /// bytes there. The data of submitted reads goes into their memory.
     #[inline]
     pub(crate) fn work(&mut self, read_sink: &mut dyn FnMut(usize, &[u8])) -> bool {
         let worked = loop {
@@ -171,7 +233,12 @@ impl StreamShell {
         read_sink: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<bool, ConnectionError> {
         let now = self.round_begun_ns;
-        let has_received = self.connections.receive_all(&mut self.driver, now, read_sink)?;
+        let Self { connections, driver, reads, .. } = self;
+        let has_received = connections.receive_all(driver, now, &mut |slot, offset, bytes| {
+            if !reads.put(slot, offset, bytes) {
+                read_sink(offset, bytes);
+            }
+        })?;
         if self.connections.handle.poller().is_woken() {
             self.receive_messages();
         }
@@ -321,7 +388,7 @@ impl StreamShell {
     }
 
     /// Returns the driver's marks. Publishes those that have moved, and passes the released mark to
-    /// the ownership checker.
+    /// the ownership checker. Finds the submitted reads that have ended.
     pub(crate) fn publish_marks(&mut self) -> Result<Marks, StreamFailure> {
         if let Some(failure) = &self.failure {
             return Err((**failure).clone());
@@ -346,6 +413,9 @@ impl StreamShell {
                 self.released_to_checker = released;
                 lock(checker).on_released(self.driver.id(), released);
             }
+        }
+        if !self.reads.is_empty() {
+            self.collect_read_ends();
         }
         Ok(marks)
     }
@@ -374,6 +444,7 @@ impl StreamShell {
             marks: self.published_marks,
             released: self.driver.released(),
             has_failed: self.failure.is_some(),
+            ended_reads: self.reads.ended_count(),
         }
     }
 
@@ -390,6 +461,8 @@ impl StreamShell {
         let mut waiters = self.handle().published_marks.record_end(end);
         self.due_wakers.append(&mut waiters);
         self.failure = Some(Box::new(failure.clone()));
+        self.reads.fail(&failure, |slot| self.driver.give_up_read(slot));
+        self.driver.set_untaken_ends(self.reads.ended_count());
         // The driver may have dropped connections. No later round of the stream may come.
         self.driver.check_connections(now_ns());
         while let Some(event) = self.driver.next_event() {
@@ -443,6 +516,7 @@ struct VisibleProgress {
     marks: Marks,
     released: Seq,
     has_failed: bool,
+    ended_reads: usize,
 }
 
 impl std::fmt::Debug for StreamShell {

@@ -167,7 +167,7 @@ fn allocations_per_round_of_a_stream(rig: &mut Rig) -> u64 {
         }
         let answers = std::mem::take(&mut rig.scripts[0].output);
         let before = allocations();
-        let used = rig.session.receive(0, rig.now, &answers, &mut |_, _| ());
+        let used = rig.session.receive(0, rig.now, &answers, &mut |_, _, _| ());
         let marks = rig.session.poll().unwrap();
         if rig.session.has_traced() {
             stages.record(&rig.session.traced(rig.now));

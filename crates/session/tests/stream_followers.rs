@@ -34,7 +34,7 @@ fn carry(driver: &mut StreamDriver<Piece>, scripts: &mut [Script]) {
             script.take(&bytes);
             let input = std::mem::take(&mut script.output);
             moved |= !bytes.is_empty() || !input.is_empty();
-            driver.received(link, NOW, &input, &mut |_, _| ()).unwrap();
+            driver.received(link, NOW, &input, &mut |_, _, _| ()).unwrap();
         }
     }
 }

@@ -12,12 +12,13 @@ use riopipe_order::engine::{EngineKind, Limits, Op, Place, Write, engine};
 use riopipe_order::topology::PreparePart;
 use riopipe_session::initiator::queue_pair::{QpConfig, QueuePair};
 use riopipe_session::initiator::stream::{
-    ReadExtent, ReadPartFailure, SharedRedirections, StreamQueue, StreamSession,
+    ReadExtent, ReadPartFailure, ReadSlot, SharedRedirections, StreamQueue, StreamSession,
 };
 use riopipe_session::wire::IO_ORDER;
 use riopipe_testkit::peer;
 use stream_rig::{Piece, Redirected, Rig, SUBNQN, Shape, block, new_queue, piece, shared};
 
+const SLOT: ReadSlot = ReadSlot(0);
 const WRITE: u8 = 0x01;
 const READ: u8 = 0x02;
 /// The first block of the data area, and that of the prepare area before it.
@@ -76,7 +77,7 @@ impl World {
 
     /// The block on the drive that a read of this block is sent to.
     fn read_of(&mut self, lba: u64) -> (u64, Command) {
-        self.reader.session.start_read(&[ReadExtent { lba, blocks: 1 }]);
+        self.reader.session.start_read(SLOT, &[ReadExtent { lba, blocks: 1 }]);
         let read = self.reader.take_one(0, READ);
         (place(&read), read)
     }
@@ -115,7 +116,7 @@ fn p9_a_read_in_flight_is_placed_again_when_the_stream_of_the_update_has_failed(
     assert_eq!(place(&again), DATA + 3, "{read:?}: what is durable is at home");
     world.reader.scripts[0].answer_data(&again, block(3));
     world.reader.carry();
-    assert_eq!(world.reader.session.read_result(), Ok(()));
+    assert_eq!(world.reader.session.read_result(SLOT), Ok(()));
     assert_eq!(world.reader.read, block(3));
     // Later reads, too.
     assert_eq!(world.read_of(3).0, DATA + 3);
@@ -145,20 +146,20 @@ fn p9_t22_a_read_of_a_redirected_block_that_its_drive_has_lost_fails() {
             let mut world = World::new();
             world.update(3, 30);
             world.update(4, 31);
-            world.reader.session.start_read(&[ReadExtent { lba: 3, blocks: 2 }]);
+            world.reader.session.start_read(SLOT, &[ReadExtent { lba: 3, blocks: 2 }]);
             let read = world.reader.take_one(0, READ);
             assert_eq!(place(&read), AREA);
             let data = [block(content), block(31)].concat();
             world.reader.scripts[0].answer_pieces(&read, &data, piece_len);
             world.reader.carry();
-            let result = world.reader.session.read_result();
+            let result = world.reader.session.read_result(SLOT);
             let lost = ReadPartFailure { offset: 0, status: Status::UNRECOVERED_READ };
             assert_eq!(result, if is_lost { Err(lost) } else { Ok(()) }, "{content} {piece_len}");
             // What is at home may have any content.
             let (_, home) = world.read_of(9);
             world.reader.scripts[0].answer_data(&home, block(7));
             world.reader.carry();
-            assert_eq!(world.reader.session.read_result(), Ok(()));
+            assert_eq!(world.reader.session.read_result(SLOT), Ok(()));
         }
     }
 }
@@ -180,5 +181,5 @@ fn a_read_of_a_redirected_block_is_checked_from_its_start_when_it_is_sent_again(
     let again = world.reader.take_one(0, READ);
     world.reader.scripts[0].answer_data(&again, block(30));
     world.reader.carry();
-    assert_eq!(world.reader.session.read_result(), Ok(()));
+    assert_eq!(world.reader.session.read_result(SLOT), Ok(()));
 }

@@ -187,7 +187,7 @@ fn main() {
         carry(session.outbox(0), &mut up);
         conn.take(&mut host, &up);
         carry(&mut conn.out, &mut down);
-        session.receive(0, 1, &down, &mut |_, _| ()).expect("the target keeps to the protocol");
+        session.receive(0, 1, &down, &mut |_, _, _| ()).expect("the target keeps to the protocol");
     }
 
     let payload = Payload(vec![1; 4096].into());
@@ -212,7 +212,7 @@ fn main() {
         conn.conn.sent(&mut host, &mut conn.out);
 
         let begun = Instant::now();
-        session.receive(0, 1, &down, &mut |_, _| ()).expect("the target keeps to the protocol");
+        session.receive(0, 1, &down, &mut |_, _, _| ()).expect("the target keeps to the protocol");
         let marks = session.poll().expect("nothing fails");
         completing += begun.elapsed();
         assert_eq!(marks.complete, session.engine().last_admitted());

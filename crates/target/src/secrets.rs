@@ -4,14 +4,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
-use std::io::Read;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use riopipe_nvme::auth::{GroupId, HashId};
 use riopipe_nvme::dhchap_secret::DhchapSecret;
 use riopipe_nvme::fabrics::check_nqn;
+use riopipe_platform::{PrivateFileError, check_private_file, read_private_file};
 use riopipe_session::auth::controller::AuthRules;
 use riopipe_session::target::{Access, HostAccess};
 use serde::{Deserialize, Serialize, Serializer};
@@ -22,10 +21,6 @@ use crate::config::Config;
 
 /// The start of a secret that is in the configuration itself.
 const INLINE: &str = "DHHC-1:";
-/// The permissions of a file's group and of others, which a file with a secret must not have.
-const OTHERS: u32 = 0o077;
-/// The most bytes that are read of a file with a secret.
-const FILE_BYTES_MAX: u64 = 4096;
 
 /// The part of a configuration about authentication (`[dhchap]`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,14 +109,7 @@ impl Serialize for SecretSource {
 /// # Errors
 /// The defect, and the remedy.
 fn read_private(path: &Path) -> Result<Zeroizing<String>, (String, &'static str)> {
-    let failed = |error: std::io::Error| {
-        (format!("{}: {error}", path.display()), "give the path of a file with a secret")
-    };
-    let file = File::open(path).map_err(failed)?;
-    check_private(path, &file)?;
-    let mut text = Zeroizing::new(String::new());
-    file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
-    Ok(text)
+    read_private_file(path).map_err(|error| described(path, &error))
 }
 
 /// Checks that only the owner of a file has permissions for it.
@@ -129,13 +117,20 @@ fn read_private(path: &Path) -> Result<Zeroizing<String>, (String, &'static str)
 /// # Errors
 /// The defect, and the remedy.
 pub(crate) fn check_private(path: &Path, file: &File) -> Result<(), (String, &'static str)> {
-    let mode = file.metadata().map_or(0, |metadata| metadata.mode()) & 0o7777;
-    if mode & OTHERS != 0 {
-        let what =
-            format!("{}: others than its owner may use it (mode {mode:04o})", path.display());
-        return Err((what, "it has a secret: `chmod 600` it"));
+    check_private_file(file).map_err(|error| described(path, &error))
+}
+
+/// The defect of a file with a secret, and the remedy.
+fn described(path: &Path, error: &PrivateFileError) -> (String, &'static str) {
+    match error {
+        PrivateFileError::Read(error) => {
+            (format!("{}: {error}", path.display()), "give the path of a file with a secret")
+        }
+        PrivateFileError::Shared(mode) => (
+            format!("{}: others than its owner may use it (mode {mode:04o})", path.display()),
+            "it has a secret: `chmod 600` it",
+        ),
     }
-    Ok(())
 }
 
 /// The hosts that may connect and their secrets, as the configuration has them.

@@ -67,6 +67,16 @@ void run(const char *name, const std::vector<const char *> &members) {
          std::int64_t{RIOP_FOREVER});
     if (std::strcmp(&blocks[0], "first") != 0 || std::strcmp(&blocks[RIOP_BLOCK_BYTES], "second") != 0)
         throw std::runtime_error("other blocks were read");
+    std::vector<char> later(RIOP_BLOCK_BYTES);
+    call(riop_stream_submit_read, stream.get(), std::uint64_t{501}, static_cast<void *>(later.data()), later.size(),
+         std::uint64_t{7}, std::int64_t{RIOP_FOREVER}, nullptr);
+    call(riop_stream_wait, stream.get(), std::uint32_t{RIOP_UNTIL_READ}, std::uint64_t{0}, std::int64_t{RIOP_FOREVER},
+         nullptr);
+    std::vector<riop_read_end> ends(2);
+    std::size_t count = 0;
+    call(riop_stream_read_ends, stream.get(), ends.data(), ends.size(), &count);
+    if (count != 1 || ends[0].tag != 7 || ends[0].code != RIOP_OK || std::strcmp(later.data(), "second") != 0)
+        throw std::runtime_error("another block was read, or none");
     try {
         submit(stream, std::uint64_t{1} << 40, "outside", 0); // frees the group with its buffer
         throw std::runtime_error("a write outside of the volume was taken");

@@ -9,6 +9,8 @@ int main(int argc, char **argv) {
     riop_group *group = NULL;
     riop_marks marks;
     unsigned char block[RIOP_BLOCK_BYTES];
+    riop_read_end ends[3];
+    size_t count = 0;
     CHECK(argc >= 3);
     OK(riop_volume_open(argv[1], (const char *const *)argv + 2, (size_t)argc - 2, &options, &volume, NULL, &error));
     OK(riop_stream_open(volume, 0, NULL, &stream, &error));
@@ -20,6 +22,8 @@ int main(int argc, char **argv) {
     fflush(stdout);
     CHECK(getchar() == '\n');
 
+    for (uint64_t tag = 0; tag < 2; tag++)
+        OK(riop_stream_submit_read(stream, 0, malloc(sizeof block), sizeof block, tag, RIOP_FOREVER, NULL, &error));
     /* A write to the dead connection raises no SIGPIPE, which would end this process. */
     int code = riop_group_submit(group, stream, RIOP_DURABLE, SOON, &seq, &error);
     if (code == RIOP_OK)
@@ -33,6 +37,15 @@ int main(int argc, char **argv) {
     RETURNS(RIOP_FAILED, riop_stream_poll(stream, &marks, &error));
     CHECK(riop_error_can_reopen(error) == can_reopen);
     RETURNS(RIOP_FAILED, riop_stream_read(stream, 0, block, sizeof block, SOON, &error));
+    /* The failure has ended the reads. Their ends can be taken, and no other read can be submitted. */
+    RETURNS(RIOP_FAILED, riop_stream_submit_read(stream, 0, block, sizeof block, 0, RIOP_FOREVER, NULL, &error));
+    OK(riop_stream_read_ends(stream, ends, 3, &count, &error));
+    CHECK(count == 2);
+    for (size_t i = 0; i < count; i++) {
+        CHECK(ends[i].code == RIOP_FAILED && riop_error_can_reopen(ends[i].error) == can_reopen);
+        free(ends[i].into);
+        OK(riop_error_free(ends[i].error));
+    }
     RETURNS(RIOP_FAILED, riop_stream_close(stream, RIOP_FOREVER, NULL, &error));
     CHECK(riop_stream_reopen(stream, NULL, &error) != RIOP_OK);
     OK(riop_group_free(group));

@@ -47,6 +47,7 @@ static void arguments(void) {
     RETURNS(RIOP_ARGUMENT, riop_volume_create("c", members, count, NULL, &info, &error));
     info.size = sizeof info;
     RETURNS(RIOP_MEMBERS, riop_volume_inspect(members, count, NULL, &info, &error));
+    CHECK(riop_error_members(error) == RIOP_MEMBERS_BLANK);
 }
 
 static void create(void) {
@@ -82,6 +83,9 @@ static void open_it(void) {
     riop_volume *second = NULL;
     char *json = NULL;
     RETURNS(RIOP_MEMBERS, riop_volume_open("d", members, count, NULL, &volume, NULL, &error));
+    CHECK(riop_error_members(error) == RIOP_MEMBERS_NAME);
+    RETURNS(RIOP_ARGUMENT, riop_volume_open("c", members, 0, NULL, &volume, NULL, &error));
+    CHECK(riop_error_members(error) == RIOP_MEMBERS_OTHER && riop_error_members(NULL) == RIOP_MEMBERS_OTHER);
     CHECK(volume == NULL);
     RETURNS(RIOP_ARGUMENT, riop_volume_open("c", members, count, NULL, NULL, NULL, &error));
     OK(riop_volume_open("c", members, count, NULL, &volume, &recovery, &error));
@@ -300,6 +304,7 @@ int main(int argc, char **argv) {
     OK(riop_volume_delete("c", members, count, 0, NULL, &error));
     RETURNS(RIOP_NOT_FOUND, riop_volume_delete("c", members, count, 0, NULL, &error));
     RETURNS(RIOP_MEMBERS, riop_volume_inspect(members, count, NULL, &info, &error));
+    CHECK(riop_error_members(error) == RIOP_MEMBERS_BLANK);
     no_error();
     puts("volume: passed");
     return 0;

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use installed::{Build, Installed, skip};
-use site::Site;
+use site::{HOST, Site};
 
 /// Runs a program on the members of a site, with these arguments before them.
 fn run(build: &Build, program: &str, args: &[&str], site: &Site) -> String {
@@ -36,6 +36,7 @@ fn all_pass(build: &Build) {
     passes(build, "volume", &[], &site);
     site.create("v");
     passes(build, "threads", &["v"], &site);
+    passes(build, "reads", &["v"], &site);
     passes(build, "event_loop", &["v"], &site);
     run(build, "crash", &["write", "v"], &site);
     passes(build, "crash", &["recover", "v"], &site);
@@ -84,6 +85,21 @@ fn the_example_of_the_page_runs() {
     site.create("v");
     let out = run(&Build::shared(Installed::get()), "example", &["v"], &site);
     assert!(out.contains("durable up to group 2\nread back: rc\n"), "{out}");
+}
+
+/// With the right secrets a program gets its volume. With others, or without one, it gets an error that names
+/// authentication and has no secret.
+#[test]
+fn a_program_authenticates() {
+    let shared = Build::shared(Installed::get());
+    let sanitized = Build::sanitized(Installed::get());
+    for build in [Some(&shared), sanitized.as_ref().ok()].into_iter().flatten() {
+        let site = Site::that_demands_authentication();
+        let files = ["host", "targets", "wrong", "shared"].map(|name| site.path(name));
+        let mut args = vec![HOST];
+        args.extend(files.iter().map(String::as_str));
+        passes(build, "secrets", &args, &site);
+    }
 }
 
 /// A stream whose target dies fails with an error, and the program frees everything.

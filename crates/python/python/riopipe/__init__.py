@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import _riopipe
-from ._errors import Busy, Closed, Code, Error, Full, Owned, StreamFailed, Timeout, Unreachable, Woken
+from ._errors import Busy, Closed, Code, Error, Full, Members, Owned, StreamFailed, Timeout, Unreachable, Woken
 from ._riopipe import (
     BLOCK_BYTES,
     Buf,
     ConnectOptions,
     Group,
     Marks,
+    ReadEnd,
     Reader,
     Recovery,
     Stream,
@@ -33,9 +34,9 @@ from ._riopipe import (
 )
 
 __all__ = [
-    "BLOCK_BYTES", "Buf", "Busy", "Closed", "Code", "ConnectOptions", "Error", "Full", "Group", "Marks", "Owned",
-    "Place", "Reader", "Recovery", "Stream", "StreamFailed", "StreamRecovery", "Timeout", "Unreachable", "Volume",
-    "VolumeInfo", "Waker", "Watch", "Woken", "__version__", "create", "delete", "inspect", "list_volumes", "open",
+    "BLOCK_BYTES", "Buf", "Busy", "Closed", "Code", "ConnectOptions", "Error", "Full", "Group", "Marks", "Members",
+    "Owned", "Place", "ReadEnd", "Reader", "Recovery", "Stream", "StreamFailed", "StreamRecovery", "Timeout",
+    "Unreachable", "Volume", "VolumeInfo", "Waker", "Watch", "Woken", "__version__", "create", "delete", "inspect", "list_volumes", "open",
     "stat",
 ]
 

@@ -42,6 +42,23 @@ class Code(enum.IntEnum):
     NOT_SUBMITTED = 33
     CLOSED = 34
     READ = 35
+    CANCELLED = 36
+    AUTHENTICATION = 37
+
+
+class Members(enum.IntEnum):
+    """Why the members do not make the volume: ``Members.ORDER`` is ``RIOP_MEMBERS_ORDER`` of ``riopipe.h``."""
+
+    OTHER = 0
+    BLANK = 1
+    NAME = 2
+    FOREIGN = 3
+    ORDER = 4
+    COUNT = 5
+    LABEL = 6
+    LOG = 7
+    TWICE = 8
+    AMBIGUOUS = 9
 
 
 class Error(Exception):
@@ -52,17 +69,22 @@ class Error(Exception):
     retryable: bool
     #: The stream has failed, and ``Stream.reopen`` may restart it.
     can_reopen: bool
+    #: The reason if the code is ``Code.MEMBERS``.
+    members: Members
 
-    def __init__(self, code: int, text: str, retryable: bool = False, can_reopen: bool = False) -> None:
+    def __init__(
+        self, code: int, text: str, retryable: bool = False, can_reopen: bool = False, members: int = 0
+    ) -> None:
         super().__init__(text)
         # A later library may have more codes.
         known = code in Code._value2member_map_
         self.code = Code(code) if known else Code.OTHER
         self.retryable = retryable
         self.can_reopen = can_reopen
+        self.members = Members(members) if members in Members._value2member_map_ else Members.OTHER
 
-    def __reduce__(self) -> tuple[type, tuple[int, str, bool, bool]]:
-        return type(self), (int(self.code), str(self), self.retryable, self.can_reopen)
+    def __reduce__(self) -> tuple[type, tuple[int, str, bool, bool, int]]:
+        return type(self), (int(self.code), str(self), self.retryable, self.can_reopen, int(self.members))
 
 
 class Timeout(Error, TimeoutError):
@@ -109,6 +131,6 @@ _CLASSES: dict[int, type[Error]] = {
 }
 
 
-def make(code: int, text: str, retryable: bool, can_reopen: bool) -> Error:
+def make(code: int, text: str, retryable: bool, can_reopen: bool, members: int) -> Error:
     """The exception of a failure. The module calls it."""
-    return _CLASSES.get(code, Error)(code, text, retryable, can_reopen)
+    return _CLASSES.get(code, Error)(code, text, retryable, can_reopen, members)

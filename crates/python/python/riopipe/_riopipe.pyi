@@ -4,13 +4,16 @@ Times are in seconds; ``None`` is no limit. A block has 4096 bytes. An ``lba`` i
 0. A ``seq`` is the number of a group in its stream, from 1. A member is a drive: ``ADDR[:PORT][,nqn=NQN][,ns=N]``.
 """
 
+import os
 from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self, final
 
 from typing_extensions import Buffer
 
-from . import Place
+from . import Error, Place
+
+_StrPath = str | os.PathLike[str]
 
 BLOCK_BYTES: int
 CODES: list[tuple[int, str]]
@@ -28,7 +31,7 @@ class Marks:
 
 @final
 class ConnectOptions:
-    """The options of connections. ``None`` is the default of each."""
+    """The options of connections. ``None`` is the default of each. Secrets are in files, which only their owner may use."""
 
     def __new__(
         cls,
@@ -41,6 +44,8 @@ class ConnectOptions:
         keep_alive: float | None = None,
         loss_timeout: float | None = None,
         spin: float | None = None,
+        dhchap_secret_file: _StrPath | None = None,
+        dhchap_ctrl_secret_file: _StrPath | None = None,
     ) -> Self: ...
 
 @final
@@ -174,6 +179,14 @@ class Stream:
     def read(self, lba: int, blocks: int = 1, timeout: float | None = None) -> bytearray: ...
     def read_into(self, lba: int, into: Buffer, timeout: float | None = None) -> None: ...
     def read_many(self, extents: Sequence[tuple[int, Buffer]], timeout: float | None = None) -> None: ...
+    def submit_read(self, lba: int, into: Buffer, timeout: float | None = None) -> int:
+        """Submits a read, without waiting, and returns its number. The stream holds the memory until the read has ended."""
+    def read_ends(self) -> list[ReadEnd]:
+        """Takes the reads that have ended, as far as ``poll`` and the waits have found them."""
+    def wait_read(self, timeout: float | None = None) -> Marks:
+        """Waits until a submitted read has ended, or none is in flight."""
+    def cancel_read(self, id: int) -> bool:
+        """Ends a submitted read at once, with ``Code.CANCELLED``. Returns whether it was in flight."""
     def fileno(self) -> int:
         """A descriptor that is readable when ``poll`` must be called."""
     def next_deadline(self) -> float | None: ...
@@ -188,6 +201,18 @@ class Stream:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None, /
     ) -> None: ...
+
+@final
+class ReadEnd:
+    """The end of a submitted read."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def memory(self) -> Any:
+        """The object that was given to ``submit_read``. After an error its content is undefined."""
+    @property
+    def error(self) -> Error | None: ...
 
 @final
 class Reader:

@@ -17,6 +17,7 @@ mod redirect;
 mod reopen;
 mod site;
 mod slow;
+mod submitted_reads;
 mod volume;
 mod waiting;
 mod wakers;

@@ -53,8 +53,8 @@ pub use connection::ConnectionState;
 use connection::{Connection, State};
 use followers::Followers;
 use home_timer::{HomeTimer, NotHome};
-pub use reading::ReadPartFailure;
-use reading::{PartCheck, ReadPart, Reading};
+use reading::{PartCheck, ReadPart, Readings};
+pub use reading::{ReadPartFailure, ReadSlot};
 use redirections::{Part, RedirectionAccess};
 pub use redirections::{Redirections, SharedRedirections};
 use rejoin::SetUpEvent;
@@ -103,8 +103,10 @@ pub enum Purpose {
     Request(RequestId),
     /// Part of a read.
     Read {
-        /// The number of the read. It separates answers for this read from late answers for an
-        /// earlier one that was given up.
+        /// The slot of the read.
+        slot: ReadSlot,
+        /// The number of the read in its slot. It separates answers for this read from late answers
+        /// for an earlier one that was given up.
         number: u32,
         /// The part of the read.
         part: u32,
@@ -135,6 +137,10 @@ pub struct ReadExtent {
     pub blocks: u32,
 }
 
+/// Takes the data of reads as it arrives: the slot of the read, the offset in the whole read in bytes,
+/// and the bytes there.
+pub type ReadSink<'a> = dyn FnMut(ReadSlot, usize, &[u8]) + 'a;
+
 /// An ordered stream over its targets.
 pub struct StreamSession<P> {
     config: StreamConfig,
@@ -144,8 +150,8 @@ pub struct StreamSession<P> {
     connections: Vec<Connection<P>>,
     /// The number of queues, and so of links, to each server.
     queues_per_server: u16,
-    /// The read in flight, if there is one.
-    reading: Reading,
+    /// The reads in flight.
+    readings: Readings,
     /// The marks as of the last poll.
     marks: Marks,
     /// Whether the stream is being closed. Then every target must get the last mark.
@@ -206,7 +212,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             topology,
             connections,
             queues_per_server,
-            reading: Reading::default(),
+            readings: Readings::default(),
             closing: false,
             bind_refused: None,
             is_connecting: true,
@@ -404,7 +410,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                 connection.last_progress = now;
             }
             self.send_requests(link);
-            if self.reading.unsent_count > 0
+            if self.readings.has_unsent()
                 && let Some(server) = self.server_of_reads(link)
             {
                 self.send_reads(server, link);
@@ -416,18 +422,21 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
     }
 
-    /// Sends the parts of the read for a server, if it may be read now.
+    /// Sends the parts of the reads for a server, if it may be read now.
     fn send_reads(&mut self, server: u16, link: u16) {
-        let Self { reading, redirections, connections, .. } = self;
+        let Self { readings, redirections, connections, config, .. } = self;
         let connection = &mut connections[usize::from(link)];
         if let Some(access) = redirections {
             // Once the server may be read, the streams that have failed have rolled back. A place that
             // was found before may then have the content of another block.
-            if connection.participant.begin_read() && access.has_rolled_back() {
-                reading.place_again(server, |extent| access.begin_read(extent));
+            if connection.participant.begin_read() {
+                let roll_backs = access.count_roll_backs();
+                let place = &mut |slot, extent: &_| access.begin_read(slot, extent);
+                readings.place_again(server, roll_backs, place);
             }
         }
-        reading.send_parts(server, connection);
+        let depth = connection.depth(config.queue_depth);
+        readings.send_parts(server, connection, depth);
         if connection.reads_in_flight == 0 {
             connection.participant.end_read();
         }
@@ -437,7 +446,9 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// lets the engine use blocks again that no reader reads any more.
     #[inline]
     fn update_redirections(&mut self) {
-        let Self { redirections: Some(access), engine, config, reading, .. } = self else { return };
+        let Self { redirections: Some(access), engine, config, readings, .. } = self else {
+            return;
+        };
         while let Some(change) = engine.next_redirection() {
             let (crc32c, mut change) = (access.crc32c, Some(change));
             access.with(&mut |redirections| {
@@ -446,9 +457,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                 }
             });
         }
-        if reading.outstanding_count == 0 {
-            access.end_reads();
-        }
+        access.end_reads(|slot| readings.is_in_flight(slot));
         if engine.awaits_reads() {
             let mut oldest = None;
             access.with(&mut |redirections| oldest = redirections.oldest_read(config.stream));
@@ -587,14 +596,15 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
     }
 
-    /// Starts a read of volume blocks, extent after extent. The caller has checked that
-    /// [`read_must_wait`](Self::read_must_wait) is false for each. There is one read at a time: an
-    /// earlier one that has not ended is given up.
-    pub fn start_read(&mut self, extents: &[ReadExtent]) {
-        self.give_up_read();
-        let Self { reading, topology, config, redirections, .. } = self;
+    /// Starts a read of volume blocks, extent after extent, in a slot. The caller has checked that
+    /// [`read_must_wait`](Self::read_must_wait) is false for each. An earlier read of the slot that
+    /// has not ended is given up.
+    pub fn start_read(&mut self, slot: ReadSlot, extents: &[ReadExtent]) {
+        self.give_up_read(slot);
+        let Self { readings, topology, config, redirections, .. } = self;
+        let reading = readings.begin(slot);
         if let Some(access) = redirections {
-            access.note_roll_backs();
+            reading.roll_backs = access.count_roll_backs();
         }
         let mut bytes_before = 0;
         for ReadExtent { lba, blocks } in extents {
@@ -616,27 +626,28 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                 };
                 match redirections {
                     Some(access) if !probe::is_bug_planted(Plant::HoraeReadHome) => {
-                        access.begin_read(&extent).into_iter().for_each(add);
+                        access.begin_read(slot, &extent).into_iter().for_each(add);
                     }
                     _ => add(Part::at_home(&extent)),
                 }
             });
             bytes_before += *blocks as usize * wire::BLOCK_BYTES;
         }
+        readings.queue(slot);
         for link in 0..self.connections.len() as u16 {
             if self.connections[usize::from(link)].state == State::Dead
                 && let Some(server) = self.server_of_reads(link)
             {
-                self.reading.give_up_server(server);
+                self.readings.give_up_server(server);
             }
         }
     }
 
-    /// Gives up the read in flight, if there is one: later replies for it are dropped.
-    pub fn give_up_read(&mut self) {
-        self.reading.begin();
+    /// Gives up the read of a slot, if there is one: later replies for it are dropped.
+    pub fn give_up_read(&mut self, slot: ReadSlot) {
+        self.readings.give_up(slot);
         if let Some(access) = &mut self.redirections {
-            access.end_reads();
+            access.end_reads(|other| self.readings.is_in_flight(other));
         }
     }
 
@@ -654,25 +665,31 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.engine.has_pending_write(lba, blocks) && !probe::is_bug_planted(Plant::P9OwnReads)
     }
 
-    /// Whether a read is in flight.
+    /// Whether the read of a slot is in flight.
     #[must_use]
-    pub fn is_reading(&self) -> bool {
-        self.reading.outstanding_count > 0
+    pub fn is_reading(&self, slot: ReadSlot) -> bool {
+        self.readings.is_in_flight(slot)
     }
 
-    /// The result of the last read.
+    /// The number of reads that have ended since the start, without those that were given up.
+    #[must_use]
+    pub fn ended_reads(&self) -> u64 {
+        self.readings.ended_count()
+    }
+
+    /// The result of the last read of a slot.
     ///
     /// # Errors
     /// The first part that failed.
-    pub fn read_result(&self) -> Result<(), ReadPartFailure> {
-        match self.reading.first_failure {
+    pub fn read_result(&self, slot: ReadSlot) -> Result<(), ReadPartFailure> {
+        match self.readings.failure(slot) {
             Some(failure) => Err(failure),
             None => Ok(()),
         }
     }
 
-    /// Takes in bytes that arrived over a link. `sink` gets the bytes of the read in flight, with
-    /// their offset in it. Returns the number of bytes of `buf` that were used up.
+    /// Takes in bytes that arrived over a link. `sink` gets the bytes of the reads in flight.
+    /// Returns the number of bytes of `buf` that were used up.
     ///
     /// # Errors
     /// When the target breaks the protocol. The caller then closes the connection and calls
@@ -682,7 +699,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         link: u16,
         now: u64,
         buf: &[u8],
-        sink: &mut dyn FnMut(usize, &[u8]),
+        sink: &mut ReadSink<'_>,
     ) -> Result<usize, SessionError> {
         let server = self.server_of(link);
         let connection = &mut self.connections[usize::from(link)];
@@ -690,7 +707,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             server,
             config: &self.config,
             engine: &mut *self.engine,
-            reading: &mut self.reading,
+            readings: &mut self.readings,
             crc32c: connection.queue.crc32c(),
             flush_failures: &self.flush_failures,
             handled_failures: &mut self.handled_failures,

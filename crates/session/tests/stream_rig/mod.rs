@@ -262,7 +262,7 @@ impl Rig {
                 }
                 let read = &mut self.read;
                 let used =
-                    self.session.receive(server as u16, self.now, &input, &mut |at, bytes| {
+                    self.session.receive(server as u16, self.now, &input, &mut |_, at, bytes| {
                         read.resize(read.len().max(at + bytes.len()), 0);
                         read[at..at + bytes.len()].copy_from_slice(bytes);
                     });

@@ -10,7 +10,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use riopipe_order::engine::{Cause, Failure, Op, Place, Refusal, Write};
-use riopipe_session::initiator::stream::{ConnectionState, ReadBarrier, ReadExtent, StreamSession};
+use riopipe_session::initiator::stream::{
+    ConnectionState, ReadBarrier, ReadExtent, ReadSlot, StreamSession,
+};
 
 use riopipe_testkit::Random;
 
@@ -159,7 +161,7 @@ impl World {
         let rest = &mut rest[server];
         rest.extend(pipe.to_host.drain(..n));
         pipe.delivered.1 += n;
-        let used = session.receive(server as u16, *now, rest, &mut |at, bytes| {
+        let used = session.receive(server as u16, *now, rest, &mut |_, at, bytes| {
             if let Some((_, _, read)) = reading {
                 read[at..at + bytes.len()].copy_from_slice(bytes);
             }
@@ -309,7 +311,7 @@ impl World {
         if one.reading.is_some() || one.session.read_must_wait(lba, blocks) {
             return;
         }
-        one.session.start_read(&[ReadExtent { lba, blocks }]);
+        one.session.start_read(ReadSlot(0), &[ReadExtent { lba, blocks }]);
         // The stream's own writes are all there; others' up to the reported marks.
         let least = (lba..lba + u64::from(blocks)).map(|lba| {
             let reported = |&(stream, seq, _): &(u16, u64, u64)| {
@@ -325,11 +327,11 @@ impl World {
     /// (P9).
     pub(crate) fn end_read(&mut self, client: usize) {
         let one = &mut self.clients[client];
-        if one.session.is_reading() {
+        if one.session.is_reading(ReadSlot(0)) {
             return;
         }
         let Some((lba, least, bytes)) = one.reading.take() else { return };
-        if one.session.read_result().is_err() {
+        if one.session.read_result(ReadSlot(0)).is_err() {
             assert!(one.session.poll().is_err(), "only a failed stream's reads fail");
             return;
         }

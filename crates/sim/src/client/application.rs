@@ -6,7 +6,7 @@
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::engine::{Op as EngineOp, Place as EnginePlace, Refusal, Write};
 use riopipe_order::probe::{self, Plant, Rare};
-use riopipe_session::initiator::stream::ReadExtent;
+use riopipe_session::initiator::stream::{ReadExtent, ReadSlot};
 use riopipe_session::initiator::stream_driver::{StreamDriver, Until};
 use riopipe_session::initiator::volume::block_ownership::BlockOwnershipChecker;
 
@@ -44,13 +44,15 @@ pub(super) enum Call {
     Serve,
 }
 
-/// The read in flight.
+/// The read of a call, as one or two reads of the driver.
 #[derive(Debug, Default)]
 pub(super) struct Reading {
     pub(super) due: Read,
     /// The number of blocks of the extent that is read first. These are the last blocks.
     pub(super) first: usize,
     pub(super) bytes: Vec<u8>,
+    /// The driver's reads that have not ended, with the place of their first byte in `bytes`.
+    pub(super) slots: Vec<(ReadSlot, usize)>,
     /// Whether the read has ended, and has succeeded.
     pub(super) ended: Option<bool>,
 }
@@ -61,6 +63,33 @@ impl Reading {
         let mut found = block::names(&self.bytes);
         found.rotate_left(self.first);
         found
+    }
+
+    /// Takes in data of the driver's reads.
+    pub(super) fn put(&mut self, slot: ReadSlot, offset: usize, data: &[u8]) {
+        let read = self.slots.iter().find(|(read, _)| *read == slot);
+        let begin = read.map_or(usize::MAX, |(_, base)| base + offset);
+        let part = self.bytes.get_mut(begin..begin.saturating_add(data.len()));
+        if let Some(part) = part {
+            part.copy_from_slice(data);
+        }
+    }
+
+    /// Continues the read, after each round. Returns whether it has succeeded, once it has ended.
+    pub(super) fn step(&mut self, driver: &mut StreamDriver<Payload>, now: u64) -> Option<bool> {
+        let mut has_failed = false;
+        self.slots.retain(|(slot, _)| match driver.read_step(*slot, now) {
+            None => true,
+            Some(result) => {
+                has_failed |= result.is_err();
+                false
+            }
+        });
+        if has_failed {
+            // The call ends with the first error.
+            self.slots.drain(..).for_each(|(slot, _)| driver.give_up_read(slot));
+        }
+        self.slots.is_empty().then_some(!has_failed)
     }
 }
 
@@ -246,11 +275,11 @@ impl Stream {
                 }
                 ended
             }
-            Call::Read => match driver.read_step(core.now) {
+            Call::Read => match self.step_read(core.now) {
                 None => false,
-                Some(result) => {
-                    self.reading.ended = Some(result.is_ok());
-                    if result.is_ok() {
+                Some(is_read) => {
+                    self.reading.ended = Some(is_read);
+                    if is_read {
                         core.oracle.read_ends(&self.reading.due, &self.reading.found());
                     }
                     true
@@ -429,16 +458,44 @@ impl Stream {
             ReadExtent { lba: u64::from(block), blocks: blocks - first },
         ];
         let bytes = vec![0; blocks as usize * BLOCK];
-        self.reading = Reading { due, first: first as usize, bytes, ended: None };
+        self.abandon_read();
+        self.reading = Reading { due, first: first as usize, bytes, ..Reading::default() };
         let now = core.now;
         // Some calls have a deadline that may pass before a target answers.
         let deadline = matches!(now / US % 8, 0 | 5).then(|| now + now / US % 512 * US);
+        // Some have two reads in flight.
+        let reads_apart = first > 0 && matches!(now / US % 8, 2 | 5 | 7);
         let Some(driver) = self.driver() else { return Done::Ended };
-        driver.begin_read(&extents[usize::from(first == 0)..], deadline, now);
+        let extents = &extents[usize::from(first == 0)..];
+        let mut slots = Vec::new();
+        if reads_apart {
+            let second = first as usize * BLOCK;
+            slots.push((driver.begin_read(&extents[..1], deadline, now), 0));
+            slots.push((driver.begin_read(&extents[1..], deadline, now), second));
+        } else {
+            slots.push((driver.begin_read(extents, deadline, now), 0));
+        }
+        self.reading.slots = slots;
         // If its own writes are all complete, the read starts at once.
-        match driver.read_step(now) {
+        match self.step_read(now) {
             Some(_) => Done::Ended,
             None => Done::Waits(Call::Read),
+        }
+    }
+
+    /// Continues the read of a call. Returns whether it has succeeded, once it has ended.
+    pub(super) fn step_read(&mut self, now: u64) -> Option<bool> {
+        let mut reading = core::mem::take(&mut self.reading);
+        let stepped = self.driver().map(|driver| reading.step(driver, now));
+        self.reading = reading;
+        stepped.unwrap_or(Some(false))
+    }
+
+    /// Gives up the read of an earlier call that has not ended, if there is one.
+    pub(super) fn abandon_read(&mut self) {
+        let slots = core::mem::take(&mut self.reading.slots);
+        if let Some(driver) = self.driver() {
+            slots.into_iter().for_each(|(slot, _)| driver.give_up_read(slot));
         }
     }
 

@@ -192,10 +192,12 @@ impl Client {
         }
         let due = core.oracle.read_begins(reader.era, reader.id, block, blocks);
         let bytes = vec![0; blocks as usize * BLOCK];
-        reader.reading = Reading { due, first: 0, bytes, ended: None };
+        reader.abandon_read();
+        reader.reading = Reading { due, bytes, ..Reading::default() };
         let now = core.now;
         let Some(driver) = reader.driver() else { return false };
-        driver.begin_read(&[ReadExtent { lba: block.into(), blocks }], None, now);
+        let slot = driver.begin_read(&[ReadExtent { lba: block.into(), blocks }], None, now);
+        reader.reading.slots.push((slot, 0));
         reader.enter_call();
         reader.call = Call::Read;
         let mut process = Process { end, ownership_checker: &mut volume.ownership_checker, drives };

@@ -98,12 +98,9 @@ impl Connection {
             return if self.ended { Err(None) } else { Ok(false) };
         }
         let bytes = core::mem::take(&mut self.arrived);
-        let into = &mut reading.bytes;
         let fed = self.wire.feed(&bytes, |bytes| {
-            driver.received(link, core.now, bytes, &mut |offset, bytes| {
-                if let Some(part) = into.get_mut(offset..offset + bytes.len()) {
-                    part.copy_from_slice(bytes);
-                }
+            driver.received(link, core.now, bytes, &mut |slot, offset, bytes| {
+                reading.put(slot, offset, bytes);
             })
         });
         fed.map(|()| true).map_err(|error| {

@@ -8,10 +8,10 @@ use riopipe_order::engine::{Cause, Engine, Path, Payload, Request, RequestId};
 
 use super::barrier::{FlushFailures, HandledFailures, Participant};
 use super::connection::Listing;
-use super::reading::Reading;
+use super::reading::{ReadSlot, Readings};
 use super::rejoin::{SetUpEvent, ends_connection};
 use super::tracer::Tracer;
-use super::{Purpose, StreamConfig};
+use super::{Purpose, ReadSink, StreamConfig};
 
 /// Handles the answers that arrive from `server` in one call. It borrows all parts of the session
 /// that answers change, apart from the queue pair that decodes the answers.
@@ -19,7 +19,7 @@ pub(super) struct AnswerHandler<'a, P> {
     pub(super) server: u16,
     pub(super) config: &'a StreamConfig,
     pub(super) engine: &'a mut dyn Engine<P>,
-    pub(super) reading: &'a mut Reading,
+    pub(super) readings: &'a mut Readings,
     pub(super) crc32c: Crc32c,
     pub(super) flush_failures: &'a FlushFailures,
     pub(super) handled_failures: &'a mut HandledFailures,
@@ -36,24 +36,25 @@ pub(super) struct AnswerHandler<'a, P> {
 
 impl<P: Payload + AsRef<[u8]>> AnswerHandler<'_, P> {
     /// Handles data of a command. `offset` is its place in the data of the command, in bytes.
-    /// `sink` gets the bytes of the read in flight, with their offset in that read.
+    /// `sink` gets the bytes of reads, with the slot of their read and their offset in it.
     #[inline]
     pub(super) fn on_data(
         &mut self,
         purpose: Purpose,
         offset: usize,
         bytes: &[u8],
-        sink: &mut dyn FnMut(usize, &[u8]),
+        sink: &mut ReadSink<'_>,
     ) {
         match purpose {
             // The queue pair drops bytes beyond the requested ones, so the range is in the page.
             Purpose::List => {
                 self.listing.page[offset..offset + bytes.len()].copy_from_slice(bytes);
             }
-            Purpose::Read { number, part } => {
-                if let Some(index) = self.reading.find_part(number, part, self.server) {
-                    self.reading.check_data(index, offset, bytes, self.crc32c);
-                    sink(self.reading.parts[index].offset + offset, bytes);
+            Purpose::Read { slot, number, part } => {
+                let found = self.readings.find_part(slot, number, part, self.server);
+                if let Some((reading, index)) = found {
+                    reading.check_data(index, offset, bytes, self.crc32c);
+                    sink(slot, reading.parts[index].offset + offset, bytes);
                 }
             }
             Purpose::Request(_) | Purpose::Bind | Purpose::Mark => {}
@@ -66,7 +67,9 @@ impl<P: Payload + AsRef<[u8]>> AnswerHandler<'_, P> {
         let status = cqe.status();
         match purpose {
             Purpose::Request(id) => self.on_request_completion(id, status),
-            Purpose::Read { number, part } => self.on_read_completion(number, part, status),
+            Purpose::Read { slot, number, part } => {
+                self.on_read_completion(slot, number, part, status);
+            }
             Purpose::Bind => self.set_up_event = Some(SetUpEvent::BindAnswered(cqe)),
             Purpose::List => self.set_up_event = Some(SetUpEvent::ListAnswered(cqe)),
             Purpose::Mark => self.on_mark_completion(status),
@@ -117,14 +120,12 @@ impl<P: Payload + AsRef<[u8]>> AnswerHandler<'_, P> {
     }
 
     /// Ends a part of a read.
-    fn on_read_completion(&mut self, number: u32, part: u32, status: Status) {
+    fn on_read_completion(&mut self, slot: ReadSlot, number: u32, part: u32, status: Status) {
         *self.reads_in_flight -= 1;
         if *self.reads_in_flight == 0 {
             self.participant.end_read();
         }
-        if let Some(index) = self.reading.find_part(number, part, self.server) {
-            self.reading.end_part(index, status);
-        }
+        self.readings.end_part(slot, number, part, self.server, status);
     }
 
     /// Records the target's answer to a released mark.

@@ -160,6 +160,13 @@ impl<P: AsRef<[u8]> + Clone> Connection<P> {
         queue_depth.min(self.queue.depth().saturating_sub(CONTROL_COMMANDS).max(1))
     }
 
+    /// Whether a read may be sent. Reads and requests share `depth` commands, of which requests are
+    /// sent first. So many reads do not keep the stream's writes waiting, and one read at a time
+    /// may always be sent, so that many writes do not keep its reads waiting.
+    pub(super) fn has_space_for_read(&self, depth: usize) -> bool {
+        self.queue.in_flight() < depth || self.reads_in_flight == 0
+    }
+
     /// Whether there is a connection, over which bytes may arrive.
     pub(super) const fn has_connection(&self) -> bool {
         !matches!(self.state, State::Down | State::Dead)

@@ -1,8 +1,8 @@
-//! The read that a stream has in flight. It consists of parts: one command for each place on a
+//! The reads that a stream has in flight. A read consists of parts: one command for each place on a
 //! drive.
 //!
-//! One call of the stream's owner may read several extents. The parts of all extents are sent at
-//! once.
+//! One read may have several extents. The parts of all extents are sent at once. The reads of a
+//! stream are independent of each other: each ends when its own parts have ended.
 
 use alloc::vec::Vec;
 
@@ -103,25 +103,31 @@ pub struct ReadPartFailure {
     pub status: Status,
 }
 
-/// The read of a stream that is in flight, as commands for the drives on which its blocks lie.
+/// The slot of a read among the reads of its stream. A slot has one read at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadSlot(pub u16);
+
+/// The read of a slot, as commands for the drives on which its blocks lie.
 #[derive(Debug, Default)]
 pub(super) struct Reading {
     /// The number of the read. It separates answers for this read from late answers for an earlier
-    /// one that was given up.
-    pub(super) number: u32,
+    /// one of the slot that was given up.
+    number: u32,
     pub(super) parts: Vec<ReadPart>,
     /// The number of parts whose command is still to be sent.
-    pub(super) unsent_count: usize,
+    unsent_count: usize,
     /// The number of parts that have not ended.
-    pub(super) outstanding_count: usize,
+    outstanding_count: usize,
     /// The part that failed first.
-    pub(super) first_failure: Option<ReadPartFailure>,
+    first_failure: Option<ReadPartFailure>,
+    /// How often streams had rolled back redirected blocks when the places of the parts were found.
+    pub(super) roll_backs: u64,
 }
 
 impl Reading {
     /// The index of the part that `server` has answered; `None` if the answer belongs to an earlier
     /// read, or the part has ended.
-    pub(super) fn find_part(&self, number: u32, part: u32, server: u16) -> Option<usize> {
+    fn find_part(&self, number: u32, part: u32, server: u16) -> Option<usize> {
         let index = part as usize;
         let part = self.parts.get(index)?;
         let is_answered = self.number == number && part.server == server;
@@ -129,7 +135,7 @@ impl Reading {
     }
 
     /// Begins a new read, without parts. An earlier one that has not ended is given up.
-    pub(super) fn begin(&mut self) {
+    fn begin(&mut self) {
         self.number = self.number.wrapping_add(1);
         self.parts.clear();
         self.first_failure = None;
@@ -153,7 +159,7 @@ impl Reading {
     }
 
     /// Ends a part with the status of its command.
-    pub(super) fn end_part(&mut self, index: usize, mut status: Status) {
+    fn end_part(&mut self, index: usize, mut status: Status) {
         let part = &mut self.parts[index];
         if part.has_ended {
             return;
@@ -181,7 +187,7 @@ impl Reading {
     }
 
     /// Ends all parts of `server`, from which no answer will arrive any more.
-    pub(super) fn give_up_server(&mut self, server: u16) {
+    fn give_up_server(&mut self, server: u16) {
         for index in 0..self.parts.len() {
             if self.parts[index].server == server {
                 self.end_part(index, Status::ABORTED_BY_HOST);
@@ -191,7 +197,7 @@ impl Reading {
 
     /// Handles the loss of the connection to `server`: the parts that have no answer must be sent
     /// again.
-    pub(super) fn send_again(&mut self, server: u16) {
+    fn send_again(&mut self, server: u16) {
         for part in &mut self.parts {
             if part.server == server && part.is_sent && !part.has_ended {
                 part.is_sent = false;
@@ -204,7 +210,7 @@ impl Reading {
     }
 
     /// Finds the places of the parts for `server` that are not sent again.
-    pub(super) fn place_again(&mut self, server: u16, mut place: impl FnMut(&Extent) -> Vec<Part>) {
+    fn place_again(&mut self, server: u16, place: &mut dyn FnMut(&Extent) -> Vec<Part>) {
         for index in 0..self.parts.len() {
             let ReadPart { member, home, blocks, nsid, offset, is_sent, .. } = self.parts[index];
             if is_sent || self.parts[index].server != server {
@@ -235,32 +241,195 @@ impl Reading {
         }
     }
 
-    /// Sends the parts for `server`, if it may be read now (promise P9).
-    pub(super) fn send_parts<P: AsRef<[u8]> + Clone>(
+    /// Sends the parts for `server`, if it may be read now (promise P9), until `depth` commands are
+    /// in flight there. Returns false if a part has to wait.
+    fn send_parts<P: AsRef<[u8]> + Clone>(
         &mut self,
+        slot: ReadSlot,
         server: u16,
         connection: &mut Connection<P>,
-    ) {
+        depth: usize,
+    ) -> bool {
         for (index, part) in self.parts.iter_mut().enumerate() {
             if part.is_sent || part.server != server {
                 continue;
             }
-            if !connection.participant.begin_read() {
+            if !connection.has_space_for_read(depth) || !connection.participant.begin_read() {
                 // A stream replays on the server, or will do so. The part is sent later.
-                return;
+                return false;
             }
             let sqe = Sqe::read(part.nsid, part.lba, part.blocks);
             let data = Data::Read(part.blocks * wire::BLOCK_BYTES as u32);
-            let purpose = Purpose::Read { number: self.number, part: index as u32 };
+            let purpose = Purpose::Read { slot, number: self.number, part: index as u32 };
             if connection.queue.submit(sqe, purpose, data, &mut connection.outbox).is_err() {
                 if connection.reads_in_flight == 0 {
                     connection.participant.end_read();
                 }
-                return;
+                return false;
             }
             connection.reads_in_flight += 1;
             part.is_sent = true;
             self.unsent_count -= 1;
         }
+        true
+    }
+}
+
+/// The reads of a stream, by slot.
+#[derive(Debug, Default)]
+pub(super) struct Readings {
+    slots: Vec<Reading>,
+    /// The slots of the reads with parts whose command is still to be sent, in the order in which
+    /// the reads began. After the loss of a connection its reads are at the end.
+    unsent: Vec<ReadSlot>,
+    /// The number of reads that have ended since the start, without those that were given up.
+    ended_count: u64,
+}
+
+impl Readings {
+    /// Begins a read in a slot, without parts. An earlier read of the slot is given up.
+    pub(super) fn begin(&mut self, slot: ReadSlot) -> &mut Reading {
+        self.give_up(slot);
+        &mut self.slots[usize::from(slot.0)]
+    }
+
+    /// Lets the parts be sent that were added to the read of a slot.
+    pub(super) fn queue(&mut self, slot: ReadSlot) {
+        if self.slots[usize::from(slot.0)].unsent_count > 0 {
+            self.unsent.push(slot);
+        }
+    }
+
+    /// Gives up the read of a slot: later answers for it are dropped.
+    pub(super) fn give_up(&mut self, slot: ReadSlot) {
+        let index = usize::from(slot.0);
+        if self.slots.len() <= index {
+            self.slots.resize_with(index + 1, Reading::default);
+        }
+        if self.slots[index].unsent_count > 0 {
+            self.unsent.retain(|unsent| *unsent != slot);
+        }
+        self.slots[index].begin();
+    }
+
+    /// The read that `server` has answered, and the index of its part; `None` if the answer belongs
+    /// to an earlier read, or the part has ended.
+    #[inline]
+    pub(super) fn find_part(
+        &mut self,
+        slot: ReadSlot,
+        number: u32,
+        part: u32,
+        server: u16,
+    ) -> Option<(&mut Reading, usize)> {
+        let reading = self.slots.get_mut(usize::from(slot.0))?;
+        let index = reading.find_part(number, part, server)?;
+        Some((reading, index))
+    }
+
+    /// Ends the part that `server` has answered; see [`find_part`](Self::find_part).
+    pub(super) fn end_part(
+        &mut self,
+        slot: ReadSlot,
+        number: u32,
+        part: u32,
+        server: u16,
+        status: Status,
+    ) {
+        let Some((reading, index)) = self.find_part(slot, number, part, server) else { return };
+        reading.end_part(index, status);
+        if reading.outstanding_count == 0 {
+            self.ended_count += 1;
+        }
+    }
+
+    /// The number of reads that have ended since the start, without those that were given up.
+    pub(super) const fn ended_count(&self) -> u64 {
+        self.ended_count
+    }
+
+    /// Whether the read of a slot is in flight.
+    pub(super) fn is_in_flight(&self, slot: ReadSlot) -> bool {
+        let reading = self.slots.get(usize::from(slot.0));
+        reading.is_some_and(|reading| reading.outstanding_count > 0)
+    }
+
+    /// The failure of the read of a slot; `None` if no part has failed.
+    pub(super) fn failure(&self, slot: ReadSlot) -> Option<ReadPartFailure> {
+        self.slots.get(usize::from(slot.0))?.first_failure
+    }
+
+    /// Whether a command is still to be sent.
+    pub(super) fn has_unsent(&self) -> bool {
+        !self.unsent.is_empty()
+    }
+
+    /// Whether a command is still to be sent to `server`.
+    pub(super) fn has_unsent_for(&self, server: u16) -> bool {
+        self.unsent.iter().any(|slot| {
+            let mut parts = self.slots[usize::from(slot.0)].parts.iter();
+            parts.any(|part| !part.is_sent && part.server == server)
+        })
+    }
+
+    /// Ends all parts of `server`, from which no answer will arrive any more.
+    pub(super) fn give_up_server(&mut self, server: u16) {
+        for reading in self.slots.iter_mut().filter(|reading| reading.outstanding_count > 0) {
+            reading.give_up_server(server);
+            self.ended_count += u64::from(reading.outstanding_count == 0);
+        }
+        self.drop_sent();
+    }
+
+    /// Handles the loss of the connection to `server`: the parts that have no answer must be sent
+    /// again.
+    pub(super) fn send_again(&mut self, server: u16) {
+        for (reading, slot) in self.slots.iter_mut().zip(0..) {
+            let unsent_before = reading.unsent_count;
+            reading.send_again(server);
+            if unsent_before == 0 && reading.unsent_count > 0 {
+                self.unsent.push(ReadSlot(slot));
+            }
+        }
+    }
+
+    /// Finds the places of the parts for `server` that are not sent again, for each read whose
+    /// places were found when streams had rolled back less often than now. `place` gets the slot of
+    /// the read.
+    pub(super) fn place_again(
+        &mut self,
+        server: u16,
+        roll_backs: u64,
+        place: &mut dyn FnMut(ReadSlot, &Extent) -> Vec<Part>,
+    ) {
+        for slot in &self.unsent {
+            let reading = &mut self.slots[usize::from(slot.0)];
+            if reading.roll_backs != roll_backs {
+                reading.place_again(server, &mut |extent| place(*slot, extent));
+            }
+        }
+    }
+
+    /// Sends the parts for `server`, if it may be read now (promise P9), until `depth` commands are
+    /// in flight there.
+    pub(super) fn send_parts<P: AsRef<[u8]> + Clone>(
+        &mut self,
+        server: u16,
+        connection: &mut Connection<P>,
+        depth: usize,
+    ) {
+        for slot in &self.unsent {
+            let reading = &mut self.slots[usize::from(slot.0)];
+            if !reading.send_parts(*slot, server, connection, depth) {
+                break;
+            }
+        }
+        self.drop_sent();
+    }
+
+    /// Drops the reads that have no part to send any more from the list.
+    fn drop_sent(&mut self) {
+        let slots = &self.slots;
+        self.unsent.retain(|slot| slots[usize::from(slot.0)].unsent_count > 0);
     }
 }

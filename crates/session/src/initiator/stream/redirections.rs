@@ -19,6 +19,7 @@ use riopipe_order::engine::Redirection;
 use riopipe_order::probe::{self, Rare};
 use riopipe_order::topology::Extent;
 
+use super::reading::ReadSlot;
 use crate::wire::BLOCK_BYTES;
 
 /// Access to the [`Redirections`] that the streams of a volume share. The program has the lock.
@@ -184,29 +185,18 @@ impl Redirections {
 #[derive(Debug)]
 pub(super) struct RedirectionAccess {
     shared: Arc<dyn SharedRedirections>,
-    /// The reads of the prepare area that are in flight in this stream.
-    reads: AreaReads,
-    /// How often streams had rolled back when the places of the read were found.
-    roll_backs: u64,
+    /// The reads of the prepare area that are in flight in this stream, by slot.
+    reads: BTreeMap<u16, AreaReads>,
     pub(super) crc32c: Crc32c,
 }
 
 impl RedirectionAccess {
     pub(super) fn new(shared: Arc<dyn SharedRedirections>, crc32c: Crc32c) -> Self {
-        Self { shared, reads: AreaReads::default(), roll_backs: 0, crc32c }
+        Self { shared, reads: BTreeMap::new(), crc32c }
     }
 
-    /// Notes that the places of a read are about to be found.
-    pub(super) fn note_roll_backs(&mut self) {
-        self.roll_backs = self.count_roll_backs();
-    }
-
-    /// Whether a stream has rolled back since then.
-    pub(super) fn has_rolled_back(&self) -> bool {
-        self.count_roll_backs() != self.roll_backs
-    }
-
-    fn count_roll_backs(&self) -> u64 {
+    /// How often streams have rolled back.
+    pub(super) fn count_roll_backs(&self) -> u64 {
         let mut count = 0;
         self.shared.with(&mut |redirections| count = redirections.roll_backs);
         count
@@ -216,27 +206,37 @@ impl RedirectionAccess {
         self.shared.with(change);
     }
 
-    /// The parts of an extent that is to be read. The reads of the area count until
+    /// The parts of an extent that the read of a slot is to read. Its reads of the area count until
     /// [`end_reads`](Self::end_reads).
-    pub(super) fn begin_read(&mut self, extent: &Extent) -> Vec<Part> {
-        let Self { shared, reads, .. } = self;
+    pub(super) fn begin_read(&mut self, slot: ReadSlot, extent: &Extent) -> Vec<Part> {
+        let mut area_reads = self.reads.remove(&slot.0).unwrap_or_default();
         let mut parts = Vec::new();
-        shared.with(&mut |redirections| parts = redirections.begin_read(extent, reads));
+        let begin = &mut |redirections: &mut Redirections| {
+            parts = redirections.begin_read(extent, &mut area_reads);
+        };
+        self.shared.with(begin);
+        if !area_reads.is_empty() {
+            self.reads.insert(slot.0, area_reads);
+        }
         parts
     }
 
-    /// Notes that the stream has no read of the prepare area in flight any more.
-    pub(super) fn end_reads(&mut self) {
-        if !self.reads.is_empty() {
-            let Self { shared, reads, .. } = self;
-            shared.with(&mut |redirections| redirections.end_reads(reads));
-        }
+    /// Notes that the reads of the prepare area have ended for each slot that is not in flight.
+    pub(super) fn end_reads(&mut self, is_in_flight: impl Fn(ReadSlot) -> bool) {
+        let Self { shared, reads, .. } = self;
+        reads.retain(|slot, area_reads| {
+            let stays = is_in_flight(ReadSlot(*slot));
+            if !stays {
+                shared.with(&mut |redirections| redirections.end_reads(area_reads));
+            }
+            stays
+        });
     }
 }
 
 impl Drop for RedirectionAccess {
     fn drop(&mut self) {
-        self.end_reads();
+        self.end_reads(|_| false);
     }
 }
 

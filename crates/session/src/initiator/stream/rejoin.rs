@@ -71,7 +71,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         connection.state = State::Down;
         let since = connection.loss.map_or(now, |loss| loss.since);
         connection.loss = Some(Loss { since, cause });
-        self.reading.send_again(server);
+        self.readings.send_again(server);
         self.is_connecting = true;
     }
 
@@ -119,7 +119,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         connection.state = State::Dead;
         self.is_connecting = true;
         if self.server_of_reads(link).is_some() {
-            self.reading.give_up_server(server);
+            self.readings.give_up_server(server);
         }
         probe::count_rare(Rare::GivenUp);
         self.marks = self.engine.poll();
@@ -159,7 +159,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                 connection.drop_connection();
                 connection.state = State::Dead;
                 if let Some(server) = server_of_reads {
-                    self.reading.give_up_server(server);
+                    self.readings.give_up_server(server);
                 }
             }
         }
@@ -230,10 +230,14 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             add(now.saturating_add(CHECK_NS));
         }
         // A read that waits for the read barrier is tried again (promise P9).
-        let may_wait_for_barrier = |connection: &super::Connection<P>| {
-            connection.sends_requests() && connection.reads_in_flight == 0
+        let waits_for_barrier = |(link, connection): (u16, &super::Connection<P>)| {
+            connection.sends_requests()
+                && connection.reads_in_flight == 0
+                && self
+                    .server_of_reads(link)
+                    .is_some_and(|server| self.readings.has_unsent_for(server))
         };
-        if self.reading.unsent_count > 0 && self.connections.iter().any(may_wait_for_barrier) {
+        if self.readings.has_unsent() && (0..).zip(&self.connections).any(waits_for_barrier) {
             add(now.saturating_add(CHECK_NS));
         }
         earliest

@@ -1,16 +1,13 @@
-//! The owner's calls that wait: for marks, for a read, and for the end of the stream.
+//! The owner's calls that wait: for marks, and for the end of the stream.
 //!
 //! A call begins with `begin_…`. Then the shell drives rounds, and after each round it calls the
 //! `…_step` function, until that returns how the call has ended.
 
-use alloc::vec::Vec;
-
-use riopipe_nvme::command::Status;
 use riopipe_order::attribute::Seq;
 use riopipe_order::engine::Payload;
 
 use super::{ReportedMarks, StreamDriver};
-use crate::initiator::stream::{ReadExtent, ReadPartFailure, TargetRefusal};
+use crate::initiator::stream::TargetRefusal;
 
 /// The condition that ends a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,8 +23,10 @@ pub enum Until {
     /// Nothing is in flight.
     Idle,
     /// The complete, durable or released mark has moved since the marks were last reported to the
-    /// owner.
+    /// owner, or the end of a submitted read has not been taken yet.
     Moved,
+    /// A submitted read has ended and its end has not been taken yet, or no read is in flight.
+    ReadEnded,
     /// Another thread has interrupted the owner.
     Woken,
 }
@@ -51,32 +50,6 @@ pub struct NotSubmitted {
     pub seq: Seq,
     /// The last submitted group.
     pub last: Seq,
-}
-
-/// Why a read has failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReadFailure {
-    /// A target has answered with an error, or was given up.
-    Status {
-        /// The place of the first part that failed: bytes from the start of the read.
-        offset: usize,
-        /// The status that the target sent.
-        status: Status,
-    },
-    /// The answer did not come in time.
-    Deadline,
-}
-
-/// The read of an owner's call.
-#[derive(Debug, Default)]
-pub(super) struct ReadCall {
-    /// The extents of a read that has not been started, because writes of this stream to them are
-    /// not complete. Empty once the read has been started.
-    unstarted: Vec<ReadExtent>,
-    /// Whether the read has begun and not ended.
-    in_flight: bool,
-    /// When the read is given up, ns.
-    deadline: Option<u64>,
 }
 
 /// The marks of a stream that was closed. All its groups are durable.
@@ -115,7 +88,12 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
                 self.has_unsent = true;
                 Ok(())
             }
-            Until::Complete(_) | Until::Space | Until::Idle | Until::Moved | Until::Woken => Ok(()),
+            Until::Complete(_)
+            | Until::Space
+            | Until::Idle
+            | Until::Moved
+            | Until::ReadEnded
+            | Until::Woken => Ok(()),
         }
     }
 
@@ -133,7 +111,10 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
                 engine.payload_freed_up_to() > self.freed_up_to || is_idle
             }
             Until::Idle => engine.is_idle(),
-            Until::Moved => self.present_marks() != self.last_reported,
+            Until::Moved => {
+                self.present_marks() != self.last_reported || self.reads.untaken_ends > 0
+            }
+            Until::ReadEnded => self.reads.untaken_ends > 0 || self.reads.in_flight_count == 0,
             Until::Woken => self.attention.is_woken(),
         }
     }
@@ -193,82 +174,6 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     #[inline]
     pub fn marks_reported(&mut self) {
         self.last_reported = self.present_marks();
-    }
-
-    /// Begins a read of some extents, none of them empty. The caller has checked that they lie on
-    /// the volume. The read is given up at `deadline`. An earlier read that has not ended is given
-    /// up now. The caller then drives the stream and calls [`read_step`](Self::read_step).
-    pub fn begin_read(&mut self, extents: &[ReadExtent], deadline: Option<u64>, now: u64) {
-        self.give_up_read();
-        self.session.begin_read(now);
-        self.read.unstarted.extend_from_slice(extents);
-        self.read.deadline = deadline;
-        self.read.in_flight = true;
-    }
-
-    /// Gives up the read in flight, if there is one. Data that still arrives for it is dropped.
-    pub fn give_up_read(&mut self) {
-        self.read.unstarted.clear();
-        self.read.deadline = None;
-        if core::mem::take(&mut self.read.in_flight) {
-            self.session.give_up_read();
-        }
-    }
-
-    /// Whether a read command has no answer yet, also one of a read that was given up. A stream
-    /// that only reads must be driven until then, because no stream can replay before the answer
-    /// (promise P9).
-    #[must_use]
-    pub fn has_unanswered_reads(&self) -> bool {
-        self.session.has_unanswered_reads()
-    }
-
-    /// Whether the read must wait for writes of this stream.
-    fn read_must_wait(&self) -> bool {
-        let must_wait =
-            |extent: &ReadExtent| self.session.read_must_wait(extent.lba, extent.blocks);
-        self.read.unstarted.iter().any(must_wait)
-    }
-
-    /// When the read in flight is given up, ns; `None`: there is no read, or it has no deadline.
-    pub(super) fn read_deadline(&self) -> Option<u64> {
-        self.read.deadline
-    }
-
-    /// Continues the read. The caller calls this once after [`begin_read`](Self::begin_read) and
-    /// after each round. Returns how the read ended, if it has.
-    ///
-    /// The read starts only when all writes of this stream to its blocks are complete (promise P9).
-    pub fn read_step(&mut self, now: u64) -> Option<Result<(), ReadFailure>> {
-        if !self.read.unstarted.is_empty() && !self.read_must_wait() {
-            let extents = core::mem::take(&mut self.read.unstarted);
-            self.session.start_read(&extents);
-            self.has_unsent = true;
-        }
-        if self.read.unstarted.is_empty() && !self.session.is_reading() {
-            self.read.in_flight = false;
-            self.read.deadline = None;
-            let read_failure = |part: ReadPartFailure| ReadFailure::Status {
-                offset: part.offset,
-                status: part.status,
-            };
-            return Some(self.session.read_result().map_err(read_failure));
-        }
-        if self.read.deadline.is_some_and(|deadline| now >= deadline) {
-            self.give_up_read();
-            return Some(Err(ReadFailure::Deadline));
-        }
-        None
-    }
-
-    /// Whether the read can continue only after an answer arrives.
-    #[must_use]
-    pub fn read_waits(&self) -> bool {
-        if self.read.unstarted.is_empty() {
-            self.session.is_reading()
-        } else {
-            self.read_must_wait()
-        }
     }
 
     /// Begins to close the stream. All submitted groups become durable. Then the targets durably

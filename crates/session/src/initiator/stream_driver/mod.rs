@@ -23,6 +23,7 @@ mod attention;
 mod background;
 mod calls;
 mod connection;
+mod reads;
 mod start;
 mod waitlist;
 
@@ -37,15 +38,17 @@ use riopipe_order::topology::Topology;
 
 use super::queue_pair::SessionError;
 use super::reconnect::ConnectRequest;
-use super::stream::{ConnectionState, StreamConfig, StreamSession};
+use super::stream::{ConnectionState, ReadSink, StreamConfig, StreamSession};
 use crate::outbox::Outbox;
 use crate::stages::Spent;
 
 pub use attention::Attention;
 pub use background::{BackgroundConfig, BackgroundDriver, Finding, ROUNDS_MAX};
-pub use calls::{Closed, NotSubmitted, ReadFailure, Until, WaitEnd};
-use calls::{Closing, ReadCall};
+use calls::Closing;
+pub use calls::{Closed, NotSubmitted, Until, WaitEnd};
 use connection::ServerConnection;
+use reads::Reads;
+pub use reads::{READS_MAX, ReadFailure};
 pub use start::{
     MERGE_FROM, StartError, StartStep, StreamNumbers, StreamShared, StreamSpec, StreamStart,
 };
@@ -117,8 +120,8 @@ pub struct StreamDriver<P> {
     attention: Attention,
     /// Set while the stream is idle and its last group is not durable.
     idle_undurable: Option<IdleUndurable>,
-    /// The read of the owner's call.
-    read: ReadCall,
+    /// The reads that have not ended.
+    reads: Reads,
     /// The step of the close, while the owner closes the stream.
     closing: Option<Closing>,
     /// The group up to which the owner may have freed the payload, by its last
@@ -151,7 +154,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
             failure: None,
             attention: Attention::default(),
             idle_undurable: None,
-            read: ReadCall::default(),
+            reads: Reads::default(),
             closing: None,
             freed_up_to: start,
             durable_awaited: start,
@@ -269,8 +272,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     }
 
     /// Takes in the bytes that arrived over a link that [is open](Self::is_open); `sink` gets the
-    /// bytes of the read in flight, with their offset in it. Returns the number of bytes of `buf`
-    /// that were used up.
+    /// bytes of the reads in flight. Returns the number of bytes of `buf` that were used up.
     ///
     /// # Errors
     /// The target broke the protocol, or refused the queue. The shell sends the contents of the
@@ -281,7 +283,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         link: u16,
         now: u64,
         buf: &[u8],
-        sink: &mut dyn FnMut(usize, &[u8]),
+        sink: &mut ReadSink<'_>,
     ) -> Result<usize, SessionError> {
         self.session.receive(link, now, buf, sink)
     }
@@ -315,6 +317,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
             self.durable_requested = seq;
             self.session.ask_durable(seq);
         }
+        self.start_reads();
         self.has_unsent = false;
         self.admitted_count = 0;
         // The session may have given a connection up since the last check.
@@ -368,28 +371,24 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     /// arrival.
     #[must_use]
     pub fn deadline(&self, now: u64) -> Option<u64> {
-        if self.has_unsent && self.failure.is_none() {
-            Some(now)
-        } else {
-            self.session.deadline(now)
+        if self.failure.is_none() && self.wants_pump() {
+            return Some(now);
         }
+        [self.session.deadline(now), self.read_deadline()].into_iter().flatten().min()
     }
 
     /// Whether there are requests that the next [`pump`](Self::pump) turns into commands. The next
     /// round is then due at once.
     #[must_use]
     pub fn wants_pump(&self) -> bool {
-        self.has_unsent
+        self.has_unsent || self.can_start_read()
     }
 
     /// The time until which a call of the owner may sleep if nothing arrives, ns.
     #[must_use]
     pub fn sleeps_until(&self, now: u64) -> u64 {
-        let mut until = now.saturating_add(SLEEP_NS_MAX);
-        for deadline in [self.deadline(now), self.read_deadline()].into_iter().flatten() {
-            until = until.min(deadline);
-        }
-        until
+        let longest = now.saturating_add(SLEEP_NS_MAX);
+        self.deadline(now).map_or(longest, |deadline| deadline.min(longest))
     }
 
     /// Returns the last group whose payload the driver does not need any more: the caller frees the

@@ -106,17 +106,20 @@ impl Stream {
     ) {
         let due = core.oracle.read_begins(self.era, self.id, block, blocks);
         let bytes = vec![0; blocks as usize * BLOCK];
-        self.reading = Reading { due, first: 0, bytes, ended: None };
+        self.abandon_read();
+        self.reading = Reading { due, bytes, ..Reading::default() };
         if let Some(driver) = self.driver() {
-            driver.begin_read(&[ReadExtent { lba: block.into(), blocks }], None, core.now);
+            let extent = ReadExtent { lba: block.into(), blocks };
+            let slot = driver.begin_read(&[extent], None, core.now);
+            self.reading.slots.push((slot, 0));
         }
     }
 
     /// The blocks that were read of the log, once they have come. Returns `Some(None)` if they
     /// cannot be read.
     pub(in crate::client) fn read_of_log(&mut self, core: &mut Core) -> Option<Option<Vec<u8>>> {
-        let result = self.driver()?.read_step(core.now)?;
-        if result.is_err() {
+        self.driver()?;
+        if !self.step_read(core.now)? {
             return Some(None);
         }
         core.oracle.read_ends(&self.reading.due, &self.reading.found());

@@ -1,6 +1,8 @@
 //! The decisions of a stream's driver between its owner's calls, its connections and the clock. The
 //! targets are scripts.
 
+mod reads;
+#[path = "../stream_rig/mod.rs"]
 mod stream_rig;
 
 use std::sync::Arc;
@@ -11,14 +13,14 @@ use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::engine::{Cause, EngineKind};
 use riopipe_session::initiator::queue_pair::SessionError;
 use riopipe_session::initiator::reconnect::ConnectRequest;
-use riopipe_session::initiator::stream::{ConnectionState, ReadExtent};
+use riopipe_session::initiator::stream::ConnectionState;
 use riopipe_session::initiator::stream_driver::{
-    Closed, NotSubmitted, ReadFailure, StartError, StartStep, StreamDriver, StreamEvent,
-    StreamShared, StreamSpec, StreamStart, Until, WaitEnd,
+    Closed, NotSubmitted, StartError, StartStep, StreamDriver, StreamEvent, StreamShared,
+    StreamSpec, StreamStart, Until, WaitEnd,
 };
 use riopipe_session::stages::{ONE_IN, Stage};
 use riopipe_testkit::peer;
-use stream_rig::{BIND, LIST, LOSS, MARK, MS, Piece, Shape, TIMEOUT, all, block, log, new_queue};
+use stream_rig::{BIND, LIST, LOSS, MARK, MS, Piece, Shape, TIMEOUT, all, log, new_queue};
 use stream_rig::{status, write};
 
 const FLUSH_NS: u64 = 1000 * MS;
@@ -69,7 +71,7 @@ fn carry(driver: &mut StreamDriver<Piece>, scripts: &mut [Script], read: &mut Ve
             let input = std::mem::take(&mut script.output);
             moved |= !bytes.is_empty() || !input.is_empty();
             if driver.is_open(server) {
-                let sink = &mut |at: usize, bytes: &[u8]| {
+                let sink = &mut |_, at: usize, bytes: &[u8]| {
                     read.resize(read.len().max(at + bytes.len()), 0);
                     read[at..at + bytes.len()].copy_from_slice(bytes);
                 };
@@ -489,134 +491,6 @@ fn a_wait_is_for_what_was_submitted_and_asks_for_what_it_needs() {
     assert!(rig.driver.reached(Until::Durable(Seq(1))) && rig.driver.reached(Until::Space));
     rig.driver.reclaim();
     assert!(rig.driver.reached(Until::Space), "nothing is in flight");
-}
-
-#[test]
-fn several_extents_are_asked_for_at_once_and_put_in_the_callers_order() {
-    let mut rig = Rig::new(Shape::of(2, false));
-    let extents = [9, 0, 4].map(|lba| ReadExtent { lba, blocks: 1 });
-    rig.driver.begin_read(&extents, None, rig.now);
-    assert_eq!(rig.driver.read_step(rig.now), None);
-    rig.carry();
-    let mut asked = Vec::new();
-    for (server, script) in rig.scripts.iter_mut().enumerate() {
-        asked.extend(script.commands.drain(..).map(|command| (server, command)));
-    }
-    assert_eq!(asked.len(), 3, "all are out before any is answered");
-    for (n, (server, command)) in asked.into_iter().enumerate().rev() {
-        assert_eq!(command.opcode(), READ);
-        rig.scripts[server].answer_data(&command, block(n as u64));
-    }
-    rig.carry();
-    assert_eq!(rig.driver.read_step(rig.now), Some(Ok(())));
-    let mut found: Vec<_> = rig.read.chunks(block(0).len()).map(<[u8]>::to_vec).collect();
-    found.sort();
-    let mut all = [0, 1, 2].map(block);
-    all.sort();
-    assert_eq!(found, all);
-}
-
-#[test]
-fn a_read_is_given_up_at_its_deadline_and_what_comes_late_is_dropped() {
-    let mut rig = Rig::new(Shape::of(1, false));
-    let (now, extent) = (rig.now, ReadExtent { lba: 4, blocks: 1 });
-    rig.driver.begin_read(&[extent], Some(now + 5 * MS), now);
-    assert_eq!(rig.driver.read_step(now), None);
-    let late = rig.take_one(0, READ);
-    assert_eq!(rig.driver.read_step(now + 5 * MS - 1), None);
-    assert!(rig.driver.sleeps_until(now) <= now + 5 * MS);
-    assert_eq!(rig.driver.read_step(now + 5 * MS), Some(Err(ReadFailure::Deadline)));
-    assert!(rig.driver.has_unanswered_reads(), "no stream replays to the target meanwhile");
-    // The next read has another number.
-    rig.driver.begin_read(&[extent], Some(now + 9 * MS), now);
-    assert_eq!(rig.driver.read_step(now), None);
-    let own = rig.take_one(0, READ);
-    rig.scripts[0].answer_data(&late, block(7));
-    rig.carry();
-    assert!(rig.read.is_empty(), "the late answer is dropped");
-    assert_eq!(rig.driver.read_step(now), None);
-    rig.scripts[0].answer_data(&own, block(8));
-    rig.carry();
-    // Data that has come in time is no failure, however late it is read.
-    assert_eq!(rig.driver.read_step(now + 99 * MS), Some(Ok(())));
-    assert_eq!((rig.read.clone(), rig.driver.has_unanswered_reads()), (block(8), false));
-}
-
-#[test]
-fn a_reader_binds_nothing_and_asks_again_on_its_next_connection() {
-    let shape = Shape::of(1, false);
-    let mut now = 1 << 40;
-    let mut config = shape.config(1 << 15, 1);
-    (config.engine, config.start) = (EngineKind::None, Seq::ZERO);
-    let spec = StreamSpec {
-        config,
-        topology: shape.topology(),
-        kept_bytes_max: 1 << 20,
-        merge: false,
-        merge_from: 0,
-        qids: vec![5],
-        reads_only: true,
-    };
-    let shared = stream_shared(&shape);
-    let mut start = StreamStart::new(spec, shared, START_NS, now);
-    connect(&mut start, &shape, now);
-    let (mut scripts, mut read) = (vec![Script::default()], vec![]);
-    carry(start.driver().unwrap(), &mut scripts, &mut read, now);
-    assert_eq!(start.step(now), StartStep::Ready);
-    let mut driver = start.into_driver().unwrap();
-    driver.begin_read(&[ReadExtent { lba: 4, blocks: 1 }], None, now);
-    assert_eq!(driver.read_step(now), None);
-    carry(&mut driver, &mut scripts, &mut read, now);
-    assert_eq!(scripts[0].commands.remove(0).opcode(), READ, "and no Bind before");
-    for _ in 0..2 {
-        // As often as it may be, within the loss time-out each.
-        now += LOSS - 1;
-        driver.closed(0, now);
-        driver.check_connections(now);
-        assert_eq!(driver.next_event(), Some(StreamEvent::ConnectionEnded { link: 0 }));
-        assert!(matches!(driver.next_event(), Some(StreamEvent::Connect(_))));
-        assert_eq!(driver.read_step(now), None);
-        assert!(driver.marks().is_ok());
-        assert!(driver.connected(0, new_queue(&shape), now));
-        scripts[0] = Script::default();
-        carry(&mut driver, &mut scripts, &mut read, now);
-        driver.check_connections(now);
-        while driver.next_event().is_some() {}
-        carry(&mut driver, &mut scripts, &mut read, now);
-    }
-    let again = scripts[0].commands.remove(0);
-    assert_eq!(again.opcode(), READ);
-    scripts[0].answer_data(&again, block(3));
-    carry(&mut driver, &mut scripts, &mut read, now);
-    assert_eq!((driver.read_step(now), read), (Some(Ok(())), block(3)));
-    // At rest it is not driven, for longer than the loss time-out.
-    driver.closed(0, now);
-    now += 2 * LOSS;
-    driver.begin_read(&[ReadExtent { lba: 4, blocks: 1 }], None, now);
-    assert_eq!(driver.read_step(now), None);
-    driver.pump(now);
-    assert!(driver.marks().is_ok(), "it has not waited for the target");
-}
-
-#[test]
-fn p9_a_read_waits_for_its_own_writes_and_for_nothing_else() {
-    let mut rig = Rig::new(Shape::of(1, false));
-    rig.submit(4);
-    rig.driver.begin_read(&[ReadExtent { lba: 4, blocks: 1 }], None, rig.now);
-    assert_eq!(rig.driver.read_step(0), None);
-    assert!(rig.driver.read_waits());
-    let sent = rig.take_one(0, 1);
-    assert_eq!(rig.driver.read_step(0), None);
-    rig.answer(0, &sent);
-    assert!(!rig.driver.read_waits(), "it can go on, though nothing will come");
-    assert_eq!(rig.driver.read_step(0), None);
-    assert!(rig.driver.wants_pump() && rig.driver.read_waits());
-    let read = rig.take_one(0, READ);
-    rig.scripts[0].answer_data(&read, block(9));
-    rig.carry();
-    assert!(!rig.driver.read_waits());
-    assert_eq!(rig.driver.read_step(0), Some(Ok(())));
-    assert_eq!(rig.read, block(9));
 }
 
 #[test]
