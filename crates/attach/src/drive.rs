@@ -100,7 +100,6 @@ impl VolumeQueue {
                 });
                 // At most `BLOCKS_MAX`.
                 let blocks = blocks as u32;
-                let is_fua = is_fua || self.shared.is_write_through;
                 self.shared.decide(|device| device.write(ticket, lba, blocks, data, is_fua));
                 Submitted::Pending
             }
@@ -134,7 +133,6 @@ impl VolumeQueue {
         match self.begin(operation, extent, checked) {
             Err(error) => Submitted::Done(Err(error)),
             Ok(ticket) => {
-                let is_fua = is_fua || self.shared.is_write_through;
                 self.shared.decide(|device| device.zero(ticket, lba, blocks, is_fua));
                 Submitted::Pending
             }

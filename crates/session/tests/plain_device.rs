@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use riopipe_order::attribute::{Seq, StreamId};
-use riopipe_order::engine::Marks;
+use riopipe_order::engine::{EngineKind, Marks};
 use riopipe_order::ownership::OwnershipChecker;
 use riopipe_session::initiator::plain_device::{
     Content, Ended, Layout, LayoutError, Part, PlainDevice, Work,
@@ -244,6 +244,41 @@ fn zeroes_of_a_whole_device_are_queued_piece_by_piece() {
     device.on_marks(0, marks(first, 0), Seq(0));
     assert!(matches!(device.next_work(0), Some(Work::Submit(_))), "others follow");
     assert_eq!(device.take_ended(), []);
+}
+
+#[test]
+fn p9_after_a_failure_blocks_that_were_not_released_are_not_read() {
+    let mut device = device(2);
+    device.write(1, 0, 4, 0, false);
+    device.write(2, 1024, 4, 0, false);
+    device.write(3, 8, 1, 0, false);
+    submit(&mut device, 0, 1);
+    submit(&mut device, 1, 1);
+    device.on_marks(0, marks(1, 1), Seq(1));
+    device.on_marks(1, marks(1, 0), Seq(0));
+    let Some(Work::Submit(_)) = device.next_work(0) else { panic!("the third write") };
+    device.write(4, 100, 1, 0, false);
+    assert!(device.may_read(0, 2048), "it has not failed");
+    device.fail();
+    assert!(device.may_read(0, 8), "all of it is released");
+    assert!(!device.may_read(1020, 5) && !device.may_read(1027, 1), "it is not released");
+    assert!(device.may_read(1028, 1000) && device.may_read(9, 1000));
+    assert!(!device.may_read(8, 1), "it was being submitted");
+    assert!(device.may_read(100, 1), "it was with no stream");
+    device.fail();
+    assert!(!device.may_read(8, 1), "also after a second failure");
+}
+
+#[test]
+fn writes_are_durable_when_they_are_done_if_the_engine_rolls_back() {
+    for engine in EngineKind::ALL {
+        let mut device = device(1).on_engine(engine);
+        device.write(1, 0, 1, 0, false);
+        device.zero(2, 8, 1, false);
+        let expected = matches!(engine, EngineKind::Horae | EngineKind::Opimq);
+        assert_eq!(submit(&mut device, 0, 1).is_durable, expected, "{engine}");
+        assert_eq!(submit(&mut device, 0, 2).is_durable, expected, "{engine}");
+    }
 }
 
 #[test]

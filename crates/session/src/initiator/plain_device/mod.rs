@@ -26,9 +26,15 @@
 //!   their parts for its blocks.
 //! - **No space.** If a stream has no space for a group (traps T13, T14), its parts wait in their order.
 //!   The parts of other streams go on, and so do flushes.
+//! - **Engines that roll back.** After a crash of this process alone, recovery of some engines takes back
+//!   updates in place that are complete, and not durable. A host that lives on has seen them complete. So
+//!   with these engines every write and every request for zeroes is one with FUA.
 //! - **Failure.** The first failure of a stream fails the device: every request that is not done, and
 //!   every later one. A request that has failed is never reported as done later (promise P6). The device
 //!   serves writes again when the volume is opened again, which recovers it.
+//! - **Reads after a failure.** A stream that has failed does not replay to a target that comes back. So a
+//!   block that has a write in flight, or one that is not released, may have its older content there. Such
+//!   blocks are not read any more ([`may_read`](PlainDevice::may_read)); all others have the newest content.
 //!
 //! The caller has the streams and the data. It runs a loop for each stream:
 //! [`next_work`](PlainDevice::next_work), then [`on_submitted`](PlainDevice::on_submitted) or
@@ -42,7 +48,8 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use riopipe_order::attribute::Seq;
-use riopipe_order::engine::Marks;
+use riopipe_order::engine::{EngineKind, Marks};
+use riopipe_order::probe::{DevicePlant, is_device_bug_planted};
 
 pub use self::layout::{Layout, LayoutError};
 use self::stream_state::StreamState;
@@ -144,6 +151,23 @@ pub struct PlainDevice<T, D> {
     /// The streams that have new work.
     to_wake: BTreeSet<usize>,
     has_failed: bool,
+    /// Changes are done only when they are durable.
+    is_write_through: bool,
+}
+
+/// Whether a crash of this process alone takes back writes in place that are complete, and not durable.
+const fn rolls_back(engine: EngineKind) -> bool {
+    match engine {
+        // Recovery forgets redirected updates that are not durable.
+        EngineKind::Horae => true,
+        // The drive drops what is not durable when the stream begins anew.
+        EngineKind::Opimq => true,
+        EngineKind::None
+        | EngineKind::Sync
+        | EngineKind::Linux
+        | EngineKind::Barrier
+        | EngineKind::Rio => false,
+    }
 }
 
 impl<T, D: Clone> PlainDevice<T, D> {
@@ -161,7 +185,16 @@ impl<T, D: Clone> PlainDevice<T, D> {
             ended: Vec::new(),
             to_wake: BTreeSet::new(),
             has_failed: false,
+            is_write_through: false,
         }
+    }
+
+    /// The same device on a volume that runs this engine.
+    #[must_use]
+    pub fn on_engine(mut self, engine: EngineKind) -> Self {
+        self.is_write_through =
+            rolls_back(engine) && !is_device_bug_planted(DevicePlant::RolledBack);
+        self
     }
 
     /// The layout.
@@ -174,6 +207,18 @@ impl<T, D: Clone> PlainDevice<T, D> {
     #[must_use]
     pub const fn has_failed(&self) -> bool {
         self.has_failed
+    }
+
+    /// Whether these blocks may be read. They may, as long as the device has not failed. Afterwards a
+    /// block that a group may still change, or whose change may be lost, has an unknown content.
+    ///
+    /// A read is checked when it has ended: the device may fail while it is in flight.
+    #[must_use]
+    pub fn may_read(&self, lba: u64, blocks: u64) -> bool {
+        if !self.has_failed || is_device_bug_planted(DevicePlant::ReadsInDoubt) {
+            return true;
+        }
+        !self.streams.iter().any(|stream| stream.is_in_doubt(lba, blocks))
     }
 
     /// The number of requests that have not ended.
@@ -210,6 +255,11 @@ impl<T, D: Clone> PlainDevice<T, D> {
         let Some(no) = self.begin(token, Rest::NONE) else { return };
         let mut open = 0;
         for (stream, state) in self.streams.iter_mut().enumerate() {
+            if is_device_bug_planted(DevicePlant::FlushAtOnce)
+                || open > 0 && is_device_bug_planted(DevicePlant::FlushOneStream)
+            {
+                continue;
+            }
             if state.await_durable_of_complete(no) {
                 open += 1;
                 self.to_wake.insert(stream);
@@ -246,19 +296,23 @@ impl<T, D: Clone> PlainDevice<T, D> {
 
     /// The stream may have space again.
     pub fn on_space(&mut self, stream: usize) {
-        self.streams[stream].is_full = false;
+        self.streams[stream].is_full = is_device_bug_planted(DevicePlant::FullForEver);
     }
 
     /// The marks of a stream, and its released mark.
     pub fn on_marks(&mut self, stream: usize, marks: Marks, released: Seq) {
         // Nothing waits for marks after a failure.
         let reached = self.streams[stream].on_marks(marks, released);
-        if reached.is_unblocked {
+        if reached.is_unblocked && !is_device_bug_planted(DevicePlant::UnblockedNotWoken) {
             self.to_wake.insert(stream);
         }
         for no in &reached.requests {
             if let Some(request) = self.requests.get_mut(no) {
                 request.open -= 1;
+                if is_device_bug_planted(DevicePlant::DoneWithFirstPart) && request.rest.blocks == 0
+                {
+                    request.open = 0;
+                }
             }
         }
         if !reached.requests.is_empty() {
@@ -274,7 +328,7 @@ impl<T, D: Clone> PlainDevice<T, D> {
 
     /// A stream has failed: all requests that have not ended fail, and all later ones.
     pub fn fail(&mut self) {
-        self.has_failed = true;
+        self.has_failed = !is_device_bug_planted(DevicePlant::FailureForgotten);
         for state in &mut self.streams {
             state.clear();
         }
@@ -297,7 +351,8 @@ impl<T, D: Clone> PlainDevice<T, D> {
     }
 
     /// Takes a request that changes blocks.
-    fn change(&mut self, token: T, rest: Rest<D>) {
+    fn change(&mut self, token: T, mut rest: Rest<D>) {
+        rest.is_durable |= self.is_write_through;
         if let Some(no) = self.begin(token, rest) {
             self.queue_parts(no);
             self.end_if_done(no);
@@ -309,7 +364,10 @@ impl<T, D: Clone> PlainDevice<T, D> {
         if let Some(request) = self.requests.get_mut(&part.request) {
             request.open += 1;
         }
-        let stream = self.layout.stream_of(part.lba);
+        let mut stream = self.layout.stream_of(part.lba);
+        if is_device_bug_planted(DevicePlant::BlocksChangeStream) {
+            stream = (stream + part.request.0 as usize) % self.streams.len();
+        }
         self.streams[stream].waiting.push_back(part);
         self.to_wake.insert(stream);
     }
@@ -334,6 +392,9 @@ impl<T, D: Clone> PlainDevice<T, D> {
 
     /// Whether a request older than `no` has any of these blocks without a part.
     fn must_wait_for_older(&self, no: RequestNo, lba: u64, blocks: u64) -> bool {
+        if is_device_bug_planted(DevicePlant::OvertakesOlder) {
+            return false;
+        }
         let older = self.unqueued.range(..no).filter_map(|no| self.requests.get(no));
         older.into_iter().any(|request| request.rest.overlaps(lba, blocks))
     }

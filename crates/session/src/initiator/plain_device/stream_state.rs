@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 
 use riopipe_order::attribute::Seq;
 use riopipe_order::engine::Marks;
+use riopipe_order::probe::{DevicePlant, is_device_bug_planted};
 
 use super::{Content, Part, RequestNo, Work};
 
@@ -31,6 +32,9 @@ pub(super) struct StreamState<D> {
     durable_wanted: Seq,
     /// The group up to which the caller has been asked to make all durable.
     durable_asked: Seq,
+    /// After a failure: the blocks with a change that was with the stream and not released, from and up
+    /// to, without the last.
+    in_doubt: Vec<(u64, u64)>,
 }
 
 /// The result of new marks.
@@ -67,7 +71,14 @@ impl<D> StreamState<D> {
             marks: Marks { complete: last, durable: last },
             durable_wanted: last,
             durable_asked: last,
+            in_doubt: Vec::new(),
         }
+    }
+
+    /// Whether any of these blocks is in doubt after a failure.
+    pub(super) fn is_in_doubt(&self, lba: u64, blocks: u64) -> bool {
+        let end = lba.saturating_add(blocks);
+        self.in_doubt.iter().any(|(from, to)| *from < end && lba < *to)
     }
 
     /// See [`PlainDevice::next_work`](super::PlainDevice::next_work).
@@ -101,6 +112,12 @@ impl<D> StreamState<D> {
     fn release_needed(&self) -> Option<Seq> {
         let part = self.waiting.front()?;
         let is_zero = matches!(part.content, Content::Zeroes);
+        if match is_zero {
+            true => is_device_bug_planted(DevicePlant::ZeroesNotAwaitRelease),
+            false => is_device_bug_planted(DevicePlant::WriteNotAwaitsZeroes),
+        } {
+            return None;
+        }
         if !is_zero && self.unreleased_zeroes == 0 {
             // There may be thousands of writes, and most writes come here.
             return None;
@@ -117,7 +134,7 @@ impl<D> StreamState<D> {
     pub(super) fn on_submitted(&mut self, seq: Seq) {
         // Nothing is left of it if the device has failed meanwhile.
         let Some(handed) = self.handed.take() else { return };
-        match handed.is_durable {
+        match handed.is_durable && !is_device_bug_planted(DevicePlant::FuaWhenComplete) {
             true => {
                 // The group itself asks for a flush.
                 self.durable_asked = self.durable_asked.max(seq);
@@ -134,13 +151,19 @@ impl<D> StreamState<D> {
     /// See [`PlainDevice::on_no_space`](super::PlainDevice::on_no_space).
     pub(super) fn on_no_space(&mut self, part: Part<D>) {
         self.handed = None;
-        self.waiting.push_front(part);
+        match is_device_bug_planted(DevicePlant::FullPartToBack) {
+            true => self.waiting.push_back(part),
+            false => self.waiting.push_front(part),
+        }
         self.is_full = true;
     }
 
     /// Lets a flush wait until all groups are durable that are complete now. Returns whether any is not.
     pub(super) fn await_durable_of_complete(&mut self, no: RequestNo) -> bool {
-        let complete = self.marks.complete;
+        let mut complete = self.marks.complete;
+        if is_device_bug_planted(DevicePlant::FlushOneLess) {
+            complete = Seq(complete.0.saturating_sub(1));
+        }
         if self.marks.durable >= complete {
             return false;
         }
@@ -167,8 +190,10 @@ impl<D> StreamState<D> {
         Reached { requests, is_unblocked }
     }
 
-    /// Forgets all parts and requests.
+    /// Forgets all parts and requests. The blocks of those that the stream had are in doubt.
     pub(super) fn clear(&mut self) {
+        let with_stream = self.unreleased.iter().map(|(_, handed)| handed).chain(&self.handed);
+        self.in_doubt.extend(with_stream.map(|it| (it.lba, it.lba + u64::from(it.blocks))));
         self.waiting.clear();
         self.handed = None;
         self.awaiting_complete.clear();
