@@ -147,6 +147,21 @@ impl BlockDevice for VolumeQueue {
         self.write_through(op, lba, data, false)
     }
 
+    fn has_fua(&self) -> bool {
+        true
+    }
+
+    fn write_durably(&mut self, op: u64, lba: u64, data: Data<'_>) -> Submitted {
+        self.write_through(op, lba, data, true)
+    }
+
+    fn zero_durably(&mut self, op: u64, lba: u64, blocks: u64, deallocate: bool) -> Submitted {
+        match deallocate {
+            true => self.deallocate_through(op, lba, blocks, true),
+            false => self.zero_through(op, lba, blocks, true),
+        }
+    }
+
     fn read(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted {
         let what = Operation::Read;
         let checked = self.shared.limits.blocks(what, lba, blocks);

@@ -381,6 +381,10 @@ named! {
         FlushOneLess = "flush-one-less",
         /// A write with FUA is done when it is complete.
         FuaWhenComplete = "fua-when-complete",
+        /// A write with FUA is done when the flush that was in flight before it is.
+        FuaSharesEarlierFlush = "fua-shares-earlier-flush",
+        /// No flush follows the writes with FUA that were submitted while one was in flight.
+        FuaNotFlushed = "fua-not-flushed",
         /// A request is done when the first of its parts is.
         DoneWithFirstPart = "done-with-first-part",
         /// Zeroes do not wait until older writes to their blocks are released (trap T11).

@@ -118,6 +118,49 @@ fn a_write_with_fua_is_done_when_all_its_parts_are_durable() {
 }
 
 #[test]
+fn writes_with_fua_share_flushes() {
+    let mut device = device(1);
+    for token in 1..=3 {
+        device.write(token, token, 1, 0, true);
+    }
+    device.write(4, 4, 1, 0, false);
+    let durable = |device: &mut _, seq| submit(device, 0, seq).is_durable;
+    assert!(!durable(&mut device, 1) && !durable(&mut device, 2), "the third one is for all");
+    assert!(durable(&mut device, 3) && !durable(&mut device, 4));
+    for token in 5..=6 {
+        device.write(token, token, 1, 0, true);
+    }
+    assert!(!durable(&mut device, 5) && !durable(&mut device, 6), "a flush is in flight");
+    assert_eq!(device.next_work(0), None, "they wait for its end");
+    device.on_marks(0, marks(6, 2), Seq(2));
+    assert_eq!(device.take_ended(), [done(4), done(1), done(2)]);
+    assert_eq!(device.next_work(0), None);
+    device.take_to_wake();
+    device.on_marks(0, marks(6, 4), Seq(4));
+    assert_eq!(device.take_ended(), [done(3)], "that flush does not cover the later ones");
+    assert_eq!(device.take_to_wake(), BTreeSet::from([0]), "no other mark may move");
+    assert_eq!(device.next_work(0), Some(Work::MakeDurable(Seq(6))));
+    assert_eq!(device.next_work(0), None, "once");
+    device.on_marks(0, marks(6, 6), Seq(6));
+    assert_eq!(device.take_ended(), [done(5), done(6)]);
+}
+
+#[test]
+fn a_write_with_fua_before_one_without_space_gets_a_flush() {
+    let mut device = device(1);
+    device.write(1, 1, 1, 0, true);
+    device.write(2, 2, 1, 0, true);
+    assert!(!submit(&mut device, 0, 1).is_durable, "the second one is for both");
+    let Some(Work::Submit(part)) = device.next_work(0) else { panic!("the second write") };
+    device.on_no_space(0, part);
+    assert_eq!(device.next_work(0), Some(Work::MakeDurable(Seq(1))), "it may make space, too");
+    device.on_marks(0, marks(1, 1), Seq(1));
+    device.on_space(0);
+    assert_eq!(device.take_ended(), [done(1)]);
+    assert!(submit(&mut device, 0, 2).is_durable);
+}
+
+#[test]
 fn a_flush_passes_parts_that_have_no_space() {
     let mut device = device(1);
     device.write(1, 0, 1, 0, false);
@@ -273,10 +316,11 @@ fn p9_after_a_failure_blocks_that_were_not_released_are_not_read() {
 fn writes_are_durable_when_they_are_done_if_the_engine_rolls_back() {
     for engine in EngineKind::ALL {
         let mut device = device(1).on_engine(engine);
-        device.write(1, 0, 1, 0, false);
-        device.zero(2, 8, 1, false);
         let expected = matches!(engine, EngineKind::Horae | EngineKind::Opimq);
+        device.write(1, 0, 1, 0, false);
         assert_eq!(submit(&mut device, 0, 1).is_durable, expected, "{engine}");
+        device.on_marks(0, marks(1, 1), Seq(1));
+        device.zero(2, 8, 1, false);
         assert_eq!(submit(&mut device, 0, 2).is_durable, expected, "{engine}");
     }
 }

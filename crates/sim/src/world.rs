@@ -98,8 +98,8 @@ pub struct World {
     /// On each machine, the connection of the owner's association that the target ended last.
     ended: Vec<Option<usize>>,
     crashes: u64,
-    /// The deaths of targets, and those of them that were power cuts.
-    target_deaths: (u64, u64),
+    /// The power cuts of targets.
+    power_cuts: u64,
     /// A drive was made to fail an operation.
     has_drive_fault: bool,
     faults_stopped_at: Option<(u64, u64)>,
@@ -207,7 +207,7 @@ impl World {
             claimants: Vec::new(),
             faults: scenario.faults.clone(),
             crashes: 0,
-            target_deaths: (0, 0),
+            power_cuts: 0,
             has_drive_fault: false,
             faults_stopped_at: None,
             over: false,
@@ -544,8 +544,7 @@ impl World {
                 self.core.at(time, Ev::Arrive { conn, up: false });
             }
         }
-        self.target_deaths.0 += 1;
-        self.target_deaths.1 += u64::from(planned.power);
+        self.power_cuts += u64::from(planned.power);
         let machine = &mut self.machines[at];
         if planned.power {
             if machine.store.kind() == LogStoreKind::File

@@ -37,8 +37,8 @@ impl Version {
 struct Block {
     /// The content before the first change.
     base: Found,
-    /// The contents that may come back instead of it, because a drive has failed a FLUSH: the FLUSH of the
-    /// next owner succeeds, and does not reach data that the drive has dropped.
+    /// The contents that may come back instead of it, because a drive has failed a write or a FLUSH: the
+    /// FLUSH of the next owner succeeds, and does not reach data that the drive has dropped.
     older: Vec<Found>,
     versions: Vec<Version>,
 }
@@ -171,7 +171,7 @@ impl Model {
         match found {
             None if has_failed => Ok(()),
             None => Err(format!("read {token} fails, and the device has not failed")),
-            Some(found) => self.check(first, found, false, |version: &Version| {
+            Some(found) => self.check(first, found, |version: &Version| {
                 version.completed.is_some_and(|at| at < since)
             }),
         }
@@ -182,14 +182,13 @@ impl Model {
         &self,
         first: u32,
         found: &[Found],
-        with_older: bool,
         must_be_there: impl Fn(&Version) -> bool,
     ) -> Result<(), String> {
         let blocks = self.blocks[first as usize..].iter().zip(found).enumerate();
         for (nth, (block, found)) in blocks {
             let newest = block.versions.iter().rposition(&must_be_there);
             let possible = &block.versions[newest.unwrap_or(0)..];
-            let is_older = with_older && block.older.contains(found);
+            let is_older = block.older.contains(found);
             let is_base = newest.is_none() && (*found == block.base || is_older);
             if !is_base && !possible.iter().any(|version| version.content() == *found) {
                 let at = first as usize + nth;
@@ -214,7 +213,7 @@ impl Model {
         kept: Kept,
         has_drive_fault: bool,
     ) -> Result<(), String> {
-        self.check(0, found, true, |version| match kept {
+        self.check(0, found, |version| match kept {
             Kept::Durable => version.is_durable,
             Kept::Completed => version.completed.is_some(),
         })?;
@@ -239,7 +238,7 @@ impl Model {
 
     /// Checks the content of the whole device, on which nothing is in flight.
     pub(super) fn check_all(&self, found: &[Found]) -> Result<(), String> {
-        self.check(0, found, false, |version| version.completed.is_some())
+        self.check(0, found, |version| version.completed.is_some())
     }
 }
 

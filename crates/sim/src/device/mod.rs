@@ -42,7 +42,7 @@ pub(crate) fn run(mut world: World, scenario: &Scenario) -> Outcome {
         left: spec.requests,
         is_last_phase: false,
         has_failed: false,
-        target_has_died: false,
+        has_replayed: false,
         power_cuts: 0,
         counts: DeviceCounts::default(),
         spec,
@@ -75,8 +75,8 @@ struct User {
     is_last_phase: bool,
     /// The device has failed since the volume was attached.
     has_failed: bool,
-    /// A target has died under the last device.
-    target_has_died: bool,
+    /// Requests were sent again under the last device.
+    has_replayed: bool,
     /// The power cuts of targets when the volume was attached.
     power_cuts: u64,
     counts: DeviceCounts,
@@ -85,9 +85,9 @@ struct User {
 impl User {
     fn run(&mut self) {
         while let Some((client, incarnation)) = self.wait_for_owner() {
-            let deaths = self.world.target_deaths();
+            let (replays, _) = self.world.core().replays;
             let end = self.use_volume(client, incarnation);
-            self.target_has_died |= self.world.target_deaths() > deaths;
+            self.has_replayed |= self.world.core().replays.0 > replays;
             let down_us = *self.rng.pick(&[10, 200, 5_000]);
             match end {
                 End::Over => return,
@@ -166,12 +166,13 @@ impl User {
             Ok(found) => found,
             Err(end) => return end,
         };
-        // A failed device confirms nothing. A target that comes back gets all writes again that are not
-        // durable, in their order: if the process dies meanwhile, older content is there.
-        let (_, power_cuts) = self.world.target_deaths();
+        // A failed device confirms nothing. When a connection is made again, the target gets all writes
+        // again that are not durable, in their order: if the process dies meanwhile, older content is
+        // there.
+        let power_cuts = self.world.power_cuts();
         let has_drive_fault = self.world.has_drive_fault();
         let has_lost = core::mem::take(&mut self.has_failed)
-            | core::mem::take(&mut self.target_has_died)
+            | core::mem::take(&mut self.has_replayed)
             | has_drive_fault
             | (power_cuts > self.power_cuts);
         let kept = if has_lost { Kept::Durable } else { Kept::Completed };

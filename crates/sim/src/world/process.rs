@@ -87,9 +87,9 @@ impl World {
         self.faults_stopped_at.is_some()
     }
 
-    /// The number of deaths of targets so far, and the number of those that were power cuts.
-    pub(crate) const fn target_deaths(&self) -> (u64, u64) {
-        self.target_deaths
+    /// The number of power cuts of targets so far.
+    pub(crate) const fn power_cuts(&self) -> u64 {
+        self.power_cuts
     }
 
     /// Whether a drive was made to fail an operation. It loses then what it had not made durable.

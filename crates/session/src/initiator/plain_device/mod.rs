@@ -12,7 +12,10 @@
 //! - **Write.** It is cut into *parts* where its stream changes, and where it is larger than a group
 //!   may be. Each part is a group of its own, in place, because a host overwrites what it needs. The
 //!   write is done when the groups of all parts are complete.
-//! - **FUA.** The groups of its parts are durable ones. The write is done when all of them are durable.
+//! - **FUA.** The write is done when the groups of all its parts are durable. The group of a single write
+//!   with FUA is a durable one, which costs one round trip. Of several that wait for a stream, only the last
+//!   group is one. While a flush is in flight, further groups are plain ones, and the next flush is for all
+//!   of them. So writes with FUA share flushes, and none waits for more than two.
 //! - **Flush.** It is done when, on every stream, all groups are durable that were complete when it
 //!   came. A host counts on no more: a write that it has not seen completed is not covered
 //!   (assumption M2).
@@ -81,6 +84,8 @@ pub struct Part<D> {
     pub content: Content<D>,
     /// Whether the group is to be submitted as a durable one.
     pub is_durable: bool,
+    /// Whether its request is done only when the group is durable.
+    is_fua: bool,
     request: RequestNo,
 }
 
@@ -125,12 +130,12 @@ struct Rest<D> {
     blocks: u64,
     /// The data of a write, and the block of it at `lba`. `None`: the blocks are to be zeroed.
     data: Option<(D, u32)>,
-    is_durable: bool,
+    is_fua: bool,
 }
 
 impl<D> Rest<D> {
     /// The rest of a request that changes no blocks.
-    const NONE: Self = Self { lba: 0, blocks: 0, data: None, is_durable: false };
+    const NONE: Self = Self { lba: 0, blocks: 0, data: None, is_fua: false };
 
     /// Whether it has any of `blocks` blocks from `lba` on.
     const fn overlaps(&self, lba: u64, blocks: u64) -> bool {
@@ -241,13 +246,13 @@ impl<T, D: Clone> PlainDevice<T, D> {
     /// is done only when it is durable.
     pub fn write(&mut self, token: T, lba: u64, blocks: u32, data: D, is_fua: bool) {
         let (blocks, data) = (u64::from(blocks), Some((data, 0)));
-        self.change(token, Rest { lba, blocks, data, is_durable: is_fua });
+        self.change(token, Rest { lba, blocks, data, is_fua });
     }
 
     /// Takes a request that makes `blocks` blocks from `lba` on read as zeroes. They are on the device.
     /// With `is_fua`, it is done only when that is durable.
     pub fn zero(&mut self, token: T, lba: u64, blocks: u64, is_fua: bool) {
-        self.change(token, Rest { lba, blocks, data: None, is_durable: is_fua });
+        self.change(token, Rest { lba, blocks, data: None, is_fua });
     }
 
     /// Takes a request to make durable all writes that have ended before.
@@ -352,7 +357,7 @@ impl<T, D: Clone> PlainDevice<T, D> {
 
     /// Takes a request that changes blocks.
     fn change(&mut self, token: T, mut rest: Rest<D>) {
-        rest.is_durable |= self.is_write_through;
+        rest.is_fua |= self.is_write_through;
         if let Some(no) = self.begin(token, rest) {
             self.queue_parts(no);
             self.end_if_done(no);
@@ -412,8 +417,8 @@ impl<T, D: Clone> PlainDevice<T, D> {
             }
             None => Content::Zeroes,
         };
-        let is_durable = rest.is_durable;
-        self.queue(Part { lba, blocks, content, is_durable, request: no });
+        let is_fua = rest.is_fua;
+        self.queue(Part { lba, blocks, content, is_durable: false, is_fua, request: no });
     }
 
     /// Ends a request of which nothing is open.
