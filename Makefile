@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test miri sim sim-build sim-seeds sim-plants drive-plants sim-fs sim-worlds lint bench spdk-compare guest blktests fs-programs mutants build install-c fio python sqlite packages package-test setup
+.PHONY: help demo test miri sim sim-build sim-seeds sim-plants drive-plants sim-fs sim-device sim-worlds lint bench spdk-compare guest blktests fs-programs mutants build install-c fio python sqlite packages package-test setup
 
 # Extra arguments for the program behind a target: make demo ARGS='-o json'
 ARGS ?=
@@ -108,7 +108,7 @@ packages: build ## Debian packages, and a static program where Rust has the musl
 package-test: packages ## Install, use and remove the packages in a clean root (Debian, root, network)
 	@scripts/package-test $(PACKAGES)
 
-sim: sim-seeds sim-plants drive-plants sim-fs sim-worlds ## The simulator: new seeds for SIM_MINUTES=10, planted bugs, RioFS, small worlds
+sim: sim-seeds sim-plants drive-plants sim-fs sim-device sim-worlds ## The simulator: new seeds for SIM_MINUTES=10, planted bugs, RioFS, a block device, small worlds
 
 # Apart from rio: its planted bugs must not get into the program.
 sim-build: build
@@ -122,6 +122,11 @@ sim-fs: sim-build
 	@echo "sim: RioFS in the cluster: planted bugs, and new seeds for two minutes"
 	@timeout $(FOREGROUND) --kill-after=30 $(SIM_LIMIT) $(RIO) sim --fs --plant all $(ARGS)
 	@timeout $(FOREGROUND) --kill-after=30 $(SIM_LIMIT) $(RIO) sim --fs --for 2m $(ARGS)
+
+sim-device: sim-build
+	@echo "sim: a plain block device in the cluster: planted bugs, and new seeds for two minutes"
+	@timeout $(FOREGROUND) --kill-after=30 $(SIM_LIMIT) $(RIO) sim --device --plant all $(ARGS)
+	@timeout $(FOREGROUND) --kill-after=30 $(SIM_LIMIT) $(RIO) sim --device --for 2m $(ARGS)
 
 sim-plants: sim-build
 	@echo "sim: planted bugs"

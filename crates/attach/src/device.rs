@@ -86,11 +86,11 @@ impl Device {
         let part_blocks_max = part_blocks_max(&mut streams, volume.blocks(), info.unit_blocks)?;
         let stripe_blocks = u64::from(info.unit_blocks) * info.members.len() as u64;
         let layout = Layout::new(streams.len(), stripe_blocks, part_blocks_max)?;
-        let decisions = PlainDevice::new(layout, streams.iter().map(Stream::last));
+        let last = streams.iter().map(Stream::last);
+        let decisions = PlainDevice::new(layout, last).on_engine(volume.engine());
         let wakers = streams.iter().map(Stream::waker).collect();
         let geometry = geometry(&volume);
-        let rolls_back = rolls_back(volume.engine());
-        let shared = Arc::new(Shared::new(decisions, wakers, geometry, rolls_back));
+        let shared = Arc::new(Shared::new(decisions, wakers, geometry));
         let reader_options = ReaderOptions {
             concurrent: options.readers,
             timeout: options.timeout,
@@ -139,7 +139,8 @@ impl Device {
         &self.acknowledged
     }
 
-    /// Why the device has failed: all its writes and flushes fail, and reads go on. `None`: it has not.
+    /// Why the device has failed: all its writes and flushes fail, and reads of blocks whose newest content
+    /// may be lost. `None`: it has not.
     #[must_use]
     pub fn failure(&self) -> Option<&str> {
         self.shared.failure()
@@ -187,22 +188,6 @@ impl Drop for Device {
         if self.volume.is_some() {
             self.end_threads(false);
         }
-    }
-}
-
-/// Whether a crash of this process alone takes back writes that were complete, and not durable. The host may
-/// live on, so a device on such an engine completes a write only when it is durable.
-const fn rolls_back(engine: EngineKind) -> bool {
-    match engine {
-        // Recovery forgets redirected updates that are not durable.
-        EngineKind::Horae => true,
-        // The drive drops what is not durable when the stream begins anew.
-        EngineKind::Opimq => true,
-        EngineKind::None
-        | EngineKind::Sync
-        | EngineKind::Linux
-        | EngineKind::Barrier
-        | EngineKind::Rio => false,
     }
 }
 

@@ -100,7 +100,6 @@ impl VolumeQueue {
                 });
                 // At most `BLOCKS_MAX`.
                 let blocks = blocks as u32;
-                let is_fua = is_fua || self.shared.is_write_through;
                 self.shared.decide(|device| device.write(ticket, lba, blocks, data, is_fua));
                 Submitted::Pending
             }
@@ -134,7 +133,6 @@ impl VolumeQueue {
         match self.begin(operation, extent, checked) {
             Err(error) => Submitted::Done(Err(error)),
             Ok(ticket) => {
-                let is_fua = is_fua || self.shared.is_write_through;
                 self.shared.decide(|device| device.zero(ticket, lba, blocks, is_fua));
                 Submitted::Pending
             }
@@ -147,6 +145,21 @@ impl BlockDevice for VolumeQueue {
 
     fn write(&mut self, op: u64, lba: u64, data: Data<'_>) -> Submitted {
         self.write_through(op, lba, data, false)
+    }
+
+    fn has_fua(&self) -> bool {
+        true
+    }
+
+    fn write_durably(&mut self, op: u64, lba: u64, data: Data<'_>) -> Submitted {
+        self.write_through(op, lba, data, true)
+    }
+
+    fn zero_durably(&mut self, op: u64, lba: u64, blocks: u64, deallocate: bool) -> Submitted {
+        match deallocate {
+            true => self.deallocate_through(op, lba, blocks, true),
+            false => self.zero_through(op, lba, blocks, true),
+        }
     }
 
     fn read(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted {

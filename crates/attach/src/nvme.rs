@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use riopipe::VolumeInfo;
 use riopipe_media::Drive;
-use riopipe_target::{Config, NamespaceOptions, Running, StartError, StopError, Target};
+use riopipe_target::{
+    Config, DhchapOptions, NamespaceOptions, Running, StartError, StatSource, StopError, Target,
+};
 
 use crate::device::Device;
 
@@ -18,6 +20,8 @@ pub struct NvmeOptions {
     pub subnqn: Option<String>,
     /// The hosts that may connect; `None`: all.
     pub hosts: Option<Vec<String>>,
+    /// The secrets of hosts that must authenticate, and that of the target.
+    pub dhchap: DhchapOptions,
     /// The threads that serve; `None`: half as many as there are cores, at most 4.
     pub reactors: Option<usize>,
 }
@@ -52,6 +56,7 @@ impl NvmeTarget {
                 ..NamespaceOptions::default()
             }],
             hosts: options.hosts.clone(),
+            dhchap: options.dhchap.clone(),
             reactors: Some(options.reactors.unwrap_or((cores / 2).clamp(1, 4))),
             ..Config::default()
         };
@@ -69,6 +74,12 @@ impl NvmeTarget {
     #[must_use]
     pub fn subnqn(&self) -> &str {
         self.running.subnqn()
+    }
+
+    /// The numbers of the subsystem: its connections, and its operations on the device.
+    #[must_use]
+    pub fn stat_source(&self) -> Arc<dyn StatSource> {
+        self.running.stat_source()
     }
 
     /// Whether all its threads still run.

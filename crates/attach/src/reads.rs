@@ -62,13 +62,17 @@ impl ReadQueue {
 }
 
 /// Carries out reads until the queue is closed. A completed write is complete in its stream before its
-/// request ends, so every later read finds it (promise P9).
+/// request ends, so every later read finds it (promise P9). A read of blocks that are in doubt after a failure
+/// fails.
 pub(crate) fn run(shared: &Shared, reader: &Reader) {
     while let Some(ticket) = shared.reads.pop() {
         // The length is checked: it is at most 8 MiB.
         let mut buf = AlignedBuf::with_any_content(ticket.blocks as usize * BLOCK_BYTES);
         let result = match reader.read(ticket.lba, &mut buf, None) {
-            Ok(()) => Ok(Some(buf)),
+            Ok(()) => match shared.doubt(&ticket, reader.has_failed_stream()) {
+                None => Ok(Some(buf)),
+                Some(doubt) => Err(doubt),
+            },
             Err(error) => {
                 let cause = Cause::Failed(error.to_string());
                 Err(shared.limits.error(ticket.what, ticket.lba, ticket.blocks, cause))

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use riopipe::StreamWaker;
 use riopipe_media::{AlignedBuf, Cause, Geometry, IoError};
@@ -10,6 +11,9 @@ use riopipe_session::initiator::plain_device::PlainDevice;
 
 use crate::inbox::Ticket;
 use crate::reads::ReadQueue;
+
+/// The time between two checks whether the device has failed.
+const FAILURE_CHECK: Duration = Duration::from_millis(1);
 
 /// The decisions of the device, with the operations of queues as requests.
 pub(crate) type Decisions = PlainDevice<Ticket, Arc<AlignedBuf>>;
@@ -24,8 +28,6 @@ pub(crate) struct Shared {
     pub(crate) reads: ReadQueue,
     pub(crate) geometry: Geometry,
     pub(crate) limits: Limits,
-    /// Changes are done only when they are durable.
-    pub(crate) is_write_through: bool,
     /// The threads are to end.
     is_ending: AtomicBool,
     /// They are to end without closing their streams.
@@ -33,12 +35,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(
-        decisions: Decisions,
-        wakers: Vec<StreamWaker>,
-        geometry: Geometry,
-        is_write_through: bool,
-    ) -> Self {
+    pub(crate) fn new(decisions: Decisions, wakers: Vec<StreamWaker>, geometry: Geometry) -> Self {
         let limits = Limits::new(geometry.blocks, &Arc::from(geometry.describe.as_str()));
         Self {
             decisions: Mutex::new(decisions),
@@ -47,7 +44,6 @@ impl Shared {
             reads: ReadQueue::default(),
             geometry,
             limits,
-            is_write_through,
             is_ending: AtomicBool::new(false),
             is_abandoned: AtomicBool::new(false),
         }
@@ -84,8 +80,9 @@ impl Shared {
         if self.failure.set(why).is_ok() {
             let why = self.failure().unwrap_or_default();
             tracing::error!(
-                "{}: {why}. All writes and flushes fail from now on; reads go on. Attach the volume \
-                 again when the cause is gone",
+                "{}: {why}. All writes and flushes fail from now on, and reads of blocks whose newest \
+                 content may be lost. Remove the cause, end this process, attach the volume again, and \
+                 check what is on it",
                 self.geometry.describe
             );
         }
@@ -95,6 +92,24 @@ impl Shared {
     /// Why the device has failed; `None` if it has not.
     pub(crate) fn failure(&self) -> Option<&str> {
         self.failure.get().map(String::as_str)
+    }
+
+    /// Why blocks that were read now may not be used: their newest content may be lost. `None`: they may.
+    ///
+    /// `has_failed_stream` was true after the read. The thread of that stream fails the device next, so
+    /// its decision is awaited.
+    pub(crate) fn doubt(&self, ticket: &Ticket, has_failed_stream: bool) -> Option<IoError> {
+        while has_failed_stream && self.failure().is_none() && !self.is_ending() {
+            std::thread::sleep(FAILURE_CHECK);
+        }
+        let (lba, blocks) = (ticket.lba, ticket.blocks);
+        if self.lock().may_read(lba, blocks) {
+            return None;
+        }
+        let why = self.failure().unwrap_or_default();
+        let cause =
+            format!("their newest content may be lost, because the device has failed: {why}");
+        Some(self.limits.error(ticket.what, lba, blocks, Cause::Failed(cause)))
     }
 
     /// The error of an operation on a device that has failed.
@@ -132,5 +147,50 @@ impl Shared {
         for waker in &self.wakers {
             waker.wake();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use riopipe_media::{BLOCK_BYTES, Operation};
+    use riopipe_order::attribute::Seq;
+    use riopipe_session::initiator::plain_device::{Layout, Work};
+
+    use super::*;
+    use crate::inbox::Inbox;
+
+    fn ticket(inbox: &Arc<Inbox>, what: Operation, lba: u64) -> Ticket {
+        Ticket { inbox: Arc::clone(inbox), op: 0, what, lba, blocks: 1 }
+    }
+
+    /// A read that has not waited for a stream that has failed waits for the decision of its thread.
+    #[test]
+    fn p9_blocks_in_doubt_are_not_read_after_a_failure() {
+        let mut decisions = PlainDevice::new(Layout::new(1, 1, 1).unwrap(), [Seq(0)]);
+        let inbox = Arc::new(Inbox::new().unwrap());
+        let data = Arc::new(AlignedBuf::zeroed(BLOCK_BYTES));
+        decisions.write(ticket(&inbox, Operation::Write, 7), 7, 1, data, false);
+        decisions.take_to_wake();
+        let Some(Work::Submit(_)) = decisions.next_work(0) else { panic!("the write") };
+        decisions.on_submitted(0, Seq(1));
+        let geometry = Geometry {
+            block_size: BLOCK_BYTES as u32,
+            blocks: 9,
+            volatile_cache: true,
+            atomic_block: true,
+            describe: "volume".to_owned(),
+        };
+        let shared = Shared::new(decisions, Vec::new(), geometry);
+        let [written, other] = [7, 8].map(|lba| ticket(&inbox, Operation::Read, lba));
+        assert!(shared.doubt(&written, false).is_none(), "it has not failed");
+        let doubt = std::thread::scope(|scope| {
+            let read = scope.spawn(|| shared.doubt(&written, true));
+            std::thread::sleep(5 * FAILURE_CHECK);
+            shared.fail("a drive is broken".to_owned());
+            read.join().unwrap()
+        });
+        let text = doubt.expect("its newest content may be lost").to_string();
+        assert!(text.contains("may be lost") && text.contains("a drive is broken"), "{text}");
+        assert!(shared.doubt(&other, true).is_none(), "nothing had changed it");
     }
 }

@@ -30,7 +30,7 @@ pub(crate) fn run(shared: &Shared, index: usize, mut stream: Stream) -> Result<(
     match shared.failure() {
         Some(why) => Err(why.to_owned()),
         None if shared.is_abandoned() => Ok(()),
-        None => stream.close().map(drop).map_err(|failure| failure.to_string()),
+        None => stream.close().map(drop).map_err(|failure| failure.summary()),
     }
 }
 
@@ -42,6 +42,14 @@ impl Drop for FailOnPanic<'_> {
         if std::thread::panicking() {
             self.0.fail("the thread of a stream has panicked; the log has the reason".to_owned());
         }
+    }
+}
+
+/// The reason for the end of a wait. It has no remedy: that of a caller of the library does not fit a host.
+fn why(error: &WaitError) -> String {
+    match error {
+        WaitError::Failed(failure) => failure.summary(),
+        error => error.to_string(),
     }
 }
 
@@ -66,7 +74,7 @@ impl Worker<'_> {
             // A wake-up since the last check for work ends this at once.
             match stream.wait(Until::Moved, self.is_full.then_some(SPACE_CHECK)) {
                 Ok(_) | Err(WaitError::Woken | WaitError::Deadline(_)) => {}
-                Err(error) => return Err(error.to_string()),
+                Err(error) => return Err(why(&error)),
             }
             self.report_marks(stream)?;
             if std::mem::take(&mut self.is_full) {
@@ -85,7 +93,7 @@ impl Worker<'_> {
             Work::MakeDurable(seq) => {
                 match stream.wait(Until::Durable(seq), Some(Duration::ZERO)) {
                     Ok(_) | Err(WaitError::Woken | WaitError::Deadline(_)) => Ok(()),
-                    Err(error) => Err(error.to_string()),
+                    Err(error) => Err(why(&error)),
                 }
             }
             Work::Submit(part) => self.submit(part, stream),
@@ -118,6 +126,9 @@ impl Worker<'_> {
                 self.is_full = true;
                 self.shared.decide(|device| device.on_no_space(self.index, part));
             }
+            Err(SubmitError { kind: SubmitErrorKind::Poisoned(failure), .. }) => {
+                return Err(failure.summary());
+            }
             Err(error) => return Err(error.kind.to_string()),
         }
         Ok(())
@@ -125,7 +136,7 @@ impl Worker<'_> {
 
     /// Sends what was submitted, and reports the marks to the device.
     fn report_marks(&self, stream: &mut Stream) -> Result<(), String> {
-        let marks = stream.poll().map_err(|failure: StreamFailure| failure.to_string())?;
+        let marks = stream.poll().map_err(|failure: StreamFailure| failure.summary())?;
         let released = stream.released();
         self.shared.decide(|device| device.on_marks(self.index, marks, released));
         Ok(())
@@ -156,7 +167,7 @@ mod tests {
             atomic_block: true,
             describe: "volume".to_owned(),
         };
-        let shared = Shared::new(decisions, Vec::new(), geometry, false);
+        let shared = Shared::new(decisions, Vec::new(), geometry);
         let run = || {
             let _fail_on_panic = FailOnPanic(&shared);
             shared.decide(|_| panic!("as if a decision were wrong"));

@@ -72,6 +72,41 @@ pub trait BlockDevice {
         refuse_order(Operation::StartStream, 0, 0)
     }
 
+    /// Whether the drive has Force Unit Access: it makes a write durable itself. Without it, a flush
+    /// must follow a write that is to be durable.
+    fn has_fua(&self) -> bool {
+        false
+    }
+
+    /// As [`write`](Self::write), and the write is durable when it is done. Only for a drive that
+    /// [has FUA](Self::has_fua).
+    fn write_durably(
+        &mut self,
+        op: u64,
+        lba: u64,
+        data: Data<'_, Self::Buf>,
+    ) -> Submitted<Self::Buf> {
+        debug_assert!(self.has_fua(), "a flush would have to follow");
+        self.write(op, lba, data)
+    }
+
+    /// As [`write_zeroes`](Self::write_zeroes), or as [`deallocate`](Self::deallocate) with
+    /// `deallocate`, and the zeroes are durable when it is done. Only for a drive that
+    /// [has FUA](Self::has_fua).
+    fn zero_durably(
+        &mut self,
+        op: u64,
+        lba: u64,
+        blocks: u64,
+        deallocate: bool,
+    ) -> Submitted<Self::Buf> {
+        debug_assert!(self.has_fua(), "a flush would have to follow");
+        match deallocate {
+            true => self.deallocate(op, lba, blocks),
+            false => self.write_zeroes(op, lba, blocks),
+        }
+    }
+
     /// Reads `blocks` blocks from `lba` on into a new buffer.
     fn read(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<Self::Buf>;
 

@@ -370,6 +370,47 @@ named! {
 }
 
 named! {
+    /// A plant of an ordered volume as a plain block device: the removed defence. The simulator's
+    /// device user must notice it.
+    DevicePlant {
+        /// A flush asks only the first stream that needs it.
+        FlushOneStream = "flush-one-stream",
+        /// A flush is done at once.
+        FlushAtOnce = "flush-at-once",
+        /// A flush covers one group less than what was complete.
+        FlushOneLess = "flush-one-less",
+        /// A write with FUA is done when it is complete.
+        FuaWhenComplete = "fua-when-complete",
+        /// A write with FUA is done when the flush that was in flight before it is.
+        FuaSharesEarlierFlush = "fua-shares-earlier-flush",
+        /// No flush follows the writes with FUA that were submitted while one was in flight.
+        FuaNotFlushed = "fua-not-flushed",
+        /// A request is done when the first of its parts is.
+        DoneWithFirstPart = "done-with-first-part",
+        /// Zeroes do not wait until older writes to their blocks are released (trap T11).
+        ZeroesNotAwaitRelease = "zeroes-not-await-release",
+        /// A write does not wait until older zeroes of its blocks are released.
+        WriteNotAwaitsZeroes = "write-not-awaits-zeroes",
+        /// A request does not wait until older ones have queued their parts for its blocks (trap T8).
+        OvertakesOlder = "overtakes-older",
+        /// A part for which there was no space goes behind the later ones (trap T12).
+        FullPartToBack = "full-part-to-back",
+        /// A part for which there was no space is not tried again (trap T13).
+        FullForEver = "full-for-ever",
+        /// A stream whose part need not wait for a release any more is not woken (promise P8).
+        UnblockedNotWoken = "unblocked-not-woken",
+        /// Blocks pass from one stream to another with each request (trap T15).
+        BlocksChangeStream = "blocks-change-stream",
+        /// The failure of a stream ends the requests, and is forgotten then (promise P6).
+        FailureForgotten = "failure-forgotten",
+        /// After a failure, blocks are read whose newest content may be lost.
+        ReadsInDoubt = "reads-in-doubt",
+        /// An engine that rolls complete writes back confirms them.
+        RolledBack = "rolled-back",
+    }
+}
+
+named! {
     /// A path that is seldom taken.
     Rare {
         /// Recovery zeroed blocks beyond the prefix of a stream.
@@ -561,7 +602,7 @@ named! {
 
 #[cfg(feature = "probe")]
 mod state {
-    use super::{DispatchPlant, Plant, Rare};
+    use super::{DevicePlant, DispatchPlant, Plant, Rare};
     use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
     /// Index of the planted bug of the dispatch plus one; 0 for none.
@@ -577,6 +618,27 @@ mod state {
     /// Plants a bug of the dispatch in this process, or takes it out again.
     pub fn plant_in_dispatch(plant: Option<DispatchPlant>) {
         DISPATCH_PLANTED.store(plant.map_or(0, |plant| plant as u32 + 1), Ordering::Relaxed);
+    }
+
+    /// Index of the planted bug of the plain device plus one; 0 for none.
+    static DEVICE_PLANTED: AtomicU32 = AtomicU32::new(0);
+
+    /// Whether this bug is planted.
+    #[must_use]
+    #[inline]
+    pub fn is_device_bug_planted(plant: DevicePlant) -> bool {
+        DEVICE_PLANTED.load(Ordering::Relaxed) == plant as u32 + 1
+    }
+
+    /// Whether any bug of the plain device is planted.
+    #[must_use]
+    pub fn is_any_device_bug_planted() -> bool {
+        DEVICE_PLANTED.load(Ordering::Relaxed) != 0
+    }
+
+    /// Plants a bug of the plain device in this process, or takes it out again.
+    pub fn plant_in_device(plant: Option<DevicePlant>) {
+        DEVICE_PLANTED.store(plant.map_or(0, |plant| plant as u32 + 1), Ordering::Relaxed);
     }
 
     /// Index of the planted bug plus one; 0 for none.
@@ -610,7 +672,14 @@ mod state {
 
 #[cfg(not(feature = "probe"))]
 mod state {
-    use super::{DispatchPlant, Plant, Rare};
+    use super::{DevicePlant, DispatchPlant, Plant, Rare};
+
+    /// Whether this bug is planted: never, without the feature `probe`.
+    #[must_use]
+    #[inline(always)]
+    pub const fn is_device_bug_planted(_: DevicePlant) -> bool {
+        false
+    }
 
     /// Whether this bug is planted: never, without the feature `probe`.
     #[must_use]

@@ -46,8 +46,8 @@ pub enum Exhausted {
 /// same one. Groups before `seq` are as they were reported; nothing later is reported complete.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "stream {stream} of volume \"{volume}\" failed at group {seq} on {target}: {cause}; groups before \
-     it are as reported, later ones are not reported; {}",
+    "{}; groups before it are as reported, later ones are not reported; {}",
+    self.summary(),
     remedy(.cause)
 )]
 pub struct StreamFailure {
@@ -72,6 +72,14 @@ fn remedy(cause: &FailureCause) -> &'static str {
 }
 
 impl StreamFailure {
+    /// The failure without a remedy, for a program whose users know no streams. The program has a remedy of
+    /// its own.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let Self { volume, stream, seq, target, cause } = self;
+        format!("stream {stream} of volume \"{volume}\" failed at group {seq} on {target}: {cause}")
+    }
+
     /// Whether [`Stream::reopen`](crate::Stream::reopen) may restart the stream, now or later, if
     /// only time passes: the target was unreachable, it stalled, or a write or FLUSH failed. Until
     /// then all other calls return this failure. False: the stream is lost to this owner. Drop the

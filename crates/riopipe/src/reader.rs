@@ -35,6 +35,7 @@ use crate::time::nanos;
 ///   complete.
 /// - Complete groups that are not durable may be lost in a crash. Before something outside of the
 ///   volume depends on the data that was read, wait until it is durable.
+/// - Reads do not wait for a stream that has [failed](Self::has_failed_stream).
 /// - A stream that failed and is [reopened](crate::Stream::reopen) has its groups beyond the prefix
 ///   undone; reads before that may have returned their data.
 ///
@@ -146,6 +147,14 @@ impl Reader {
         let options = ReaderOptions { queue_depth, ..options.clone() };
         let sessions = Mutex::new(Sessions { idle: Vec::new(), count: 0, count_max });
         Self(Arc::new(SessionPool { volume, options, sessions, changed: Condvar::new() }))
+    }
+
+    /// Whether a stream has failed since the volume was opened. Reads do not wait for the replay of a stream
+    /// that has failed, and may return older data than it had delivered. If this is false when a read has
+    /// ended, that read has waited for all streams.
+    #[must_use]
+    pub fn has_failed_stream(&self) -> bool {
+        self.0.volume.read_barrier.has_failed_stream()
     }
 
     /// Reads whole blocks at volume block `lba` into `into`, and waits for them for `timeout` at

@@ -42,6 +42,23 @@ fn t22_a_failed_flush_reaches_every_stream_once() {
     });
 }
 
+/// A stream that is behind fails, and leaves. Reads do not wait for it any more, and can notice that (P9).
+#[test]
+fn p9_a_stream_that_has_failed_leaves_and_is_noticed() {
+    loom::model(|| {
+        let barrier = ReadBarrier::new(1);
+        let mut participants = [barrier.participant(0), barrier.participant(0)];
+        for participant in &mut participants {
+            participant.set_bound(1);
+        }
+        let [mut failing, mut reader] = participants;
+        reader.set_up_to_date();
+        assert!(!reader.begin_read() && !barrier.has_failed_stream());
+        failing.leave_failed();
+        assert!(reader.begin_read() && barrier.has_failed_stream());
+    });
+}
+
 /// While one stream replays to a server, no stream reads there: neither a read that began before,
 /// nor one that begins meanwhile (P9).
 #[test]

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use riopipe_order::attribute::{Seq, StreamId};
-use riopipe_order::engine::Marks;
+use riopipe_order::engine::{EngineKind, Marks};
 use riopipe_order::ownership::OwnershipChecker;
 use riopipe_session::initiator::plain_device::{
     Content, Ended, Layout, LayoutError, Part, PlainDevice, Work,
@@ -115,6 +115,49 @@ fn a_write_with_fua_is_done_when_all_its_parts_are_durable() {
     assert_eq!(device.take_ended(), [], "complete is not enough");
     device.on_marks(1, marks(1, 1), Seq(1));
     assert_eq!(device.take_ended(), [done(7)]);
+}
+
+#[test]
+fn writes_with_fua_share_flushes() {
+    let mut device = device(1);
+    for token in 1..=3 {
+        device.write(token, token, 1, 0, true);
+    }
+    device.write(4, 4, 1, 0, false);
+    let durable = |device: &mut _, seq| submit(device, 0, seq).is_durable;
+    assert!(!durable(&mut device, 1) && !durable(&mut device, 2), "the third one is for all");
+    assert!(durable(&mut device, 3) && !durable(&mut device, 4));
+    for token in 5..=6 {
+        device.write(token, token, 1, 0, true);
+    }
+    assert!(!durable(&mut device, 5) && !durable(&mut device, 6), "a flush is in flight");
+    assert_eq!(device.next_work(0), None, "they wait for its end");
+    device.on_marks(0, marks(6, 2), Seq(2));
+    assert_eq!(device.take_ended(), [done(4), done(1), done(2)]);
+    assert_eq!(device.next_work(0), None);
+    device.take_to_wake();
+    device.on_marks(0, marks(6, 4), Seq(4));
+    assert_eq!(device.take_ended(), [done(3)], "that flush does not cover the later ones");
+    assert_eq!(device.take_to_wake(), BTreeSet::from([0]), "no other mark may move");
+    assert_eq!(device.next_work(0), Some(Work::MakeDurable(Seq(6))));
+    assert_eq!(device.next_work(0), None, "once");
+    device.on_marks(0, marks(6, 6), Seq(6));
+    assert_eq!(device.take_ended(), [done(5), done(6)]);
+}
+
+#[test]
+fn a_write_with_fua_before_one_without_space_gets_a_flush() {
+    let mut device = device(1);
+    device.write(1, 1, 1, 0, true);
+    device.write(2, 2, 1, 0, true);
+    assert!(!submit(&mut device, 0, 1).is_durable, "the second one is for both");
+    let Some(Work::Submit(part)) = device.next_work(0) else { panic!("the second write") };
+    device.on_no_space(0, part);
+    assert_eq!(device.next_work(0), Some(Work::MakeDurable(Seq(1))), "it may make space, too");
+    device.on_marks(0, marks(1, 1), Seq(1));
+    device.on_space(0);
+    assert_eq!(device.take_ended(), [done(1)]);
+    assert!(submit(&mut device, 0, 2).is_durable);
 }
 
 #[test]
@@ -244,6 +287,42 @@ fn zeroes_of_a_whole_device_are_queued_piece_by_piece() {
     device.on_marks(0, marks(first, 0), Seq(0));
     assert!(matches!(device.next_work(0), Some(Work::Submit(_))), "others follow");
     assert_eq!(device.take_ended(), []);
+}
+
+#[test]
+fn p9_after_a_failure_blocks_that_were_not_released_are_not_read() {
+    let mut device = device(2);
+    device.write(1, 0, 4, 0, false);
+    device.write(2, 1024, 4, 0, false);
+    device.write(3, 8, 1, 0, false);
+    submit(&mut device, 0, 1);
+    submit(&mut device, 1, 1);
+    device.on_marks(0, marks(1, 1), Seq(1));
+    device.on_marks(1, marks(1, 0), Seq(0));
+    let Some(Work::Submit(_)) = device.next_work(0) else { panic!("the third write") };
+    device.write(4, 100, 1, 0, false);
+    assert!(device.may_read(0, 2048), "it has not failed");
+    device.fail();
+    assert!(device.may_read(0, 8), "all of it is released");
+    assert!(!device.may_read(1020, 5) && !device.may_read(1027, 1), "it is not released");
+    assert!(device.may_read(1028, 1000) && device.may_read(9, 1000));
+    assert!(!device.may_read(8, 1), "it was being submitted");
+    assert!(device.may_read(100, 1), "it was with no stream");
+    device.fail();
+    assert!(!device.may_read(8, 1), "also after a second failure");
+}
+
+#[test]
+fn writes_are_durable_when_they_are_done_if_the_engine_rolls_back() {
+    for engine in EngineKind::ALL {
+        let mut device = device(1).on_engine(engine);
+        let expected = matches!(engine, EngineKind::Horae | EngineKind::Opimq);
+        device.write(1, 0, 1, 0, false);
+        assert_eq!(submit(&mut device, 0, 1).is_durable, expected, "{engine}");
+        device.on_marks(0, marks(1, 1), Seq(1));
+        device.zero(2, 8, 1, false);
+        assert_eq!(submit(&mut device, 0, 2).is_durable, expected, "{engine}");
+    }
 }
 
 #[test]

@@ -24,7 +24,8 @@ use riopipe_session::target::{
 };
 use riopipe_session::wire;
 use world::{
-    Drive, Pending, SUBNQN, TestHost, VOLUME, World, attribute, block, crc, ordered, riopipe_bytes,
+    Drive, Pending, SUBNQN, TestHost, VOLUME, What, World, attribute, block, crc, ordered,
+    riopipe_bytes,
 };
 
 const MS: u64 = 1_000_000;
@@ -750,6 +751,26 @@ fn what_a_drive_holds_back_for_an_epoch_leaves_its_depth_to_others() {
         assert!(matches!(bounded.read(op, op, 1), Submitted::Pending));
     }
     assert_eq!((bounded.pending.len(), bounded.in_flight()), (2, 3));
+}
+
+/// A write with FUA that waits for a place in the drive's queue keeps its FUA.
+#[test]
+fn what_is_to_be_durable_stays_so_while_it_waits() {
+    let mut bounded = BoundedDevice::new(Box::new(Drive::default()), 1, <[u8]>::to_vec);
+    (bounded.holds, bounded.has_fua) = (true, true);
+    assert!(bounded.has_fua(), "as the drive");
+    assert!(matches!(bounded.write_durably(0, 0, Data::Borrowed(&block(1))), Submitted::Pending));
+    assert!(matches!(bounded.write_durably(1, 1, Data::Borrowed(&block(2))), Submitted::Pending));
+    assert!(matches!(bounded.zero_durably(2, 0, 1, true), Submitted::Pending));
+    assert!(matches!(bounded.zero_durably(3, 7, 1, false), Submitted::Pending));
+    assert!(bounded.take_back(3), "the drive has not been given it");
+    let mut done = Vec::new();
+    for _ in 0..3 {
+        bounded.poll(0, &mut done);
+    }
+    assert_eq!(done.iter().map(|done| done.op).collect::<Vec<_>>(), [0, 1, 2]);
+    assert_eq!((bounded.durable, bounded.block(1)), (3, block(2)));
+    assert_eq!(bounded.history.last(), Some(&(0, What::Zero { blocks: 1, deallocate: true })));
 }
 
 #[test]

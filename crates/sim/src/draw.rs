@@ -16,6 +16,7 @@ use crate::scenario::{
 };
 
 mod coincidence;
+mod device;
 mod engines;
 mod extensions;
 mod file_system;
@@ -23,6 +24,7 @@ mod followers;
 mod foreign;
 mod records;
 
+pub use device::draw_device;
 pub use file_system::{
     draw_file_system, draw_file_system_on_barrier, draw_file_system_on_horae,
     draw_file_system_on_opimq,
@@ -127,6 +129,7 @@ fn general(seed: u64, engine: Option<Engine>) -> Scenario {
         logs,
         second_volume,
         fs: None,
+        device: None,
     };
     // The engine has random numbers of its own, so the other drawings of a seed do not depend on
     // it.

@@ -12,6 +12,7 @@ pub mod block;
 pub mod client;
 pub mod core;
 pub mod crash_injector;
+pub mod device;
 pub mod draw;
 pub mod drive;
 pub mod drive_queue;

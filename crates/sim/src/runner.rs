@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use riopipe_fs_core::probe as fs_probe;
 use riopipe_model::probe as drive_probe;
-use riopipe_order::probe::{self, Plant, Rare};
+use riopipe_order::probe::{self, DevicePlant, Plant, Rare};
 
 use crate::attempt::{Bounded, Fault};
 use crate::core::Trace;
+use crate::device::DeviceCounts;
 use crate::draw::draw_with;
 use crate::fs::FsCounts;
 use crate::oracle::Violation;
@@ -79,6 +80,8 @@ pub struct Summary {
     pub recoveries: u64,
     /// The work of file systems.
     pub fs: FsCounts,
+    /// The work of plain devices.
+    pub device: DeviceCounts,
     /// The duration.
     pub elapsed: Duration,
     /// For each rare path, the number of times that it was taken.
@@ -113,6 +116,7 @@ pub fn run_seeds(plan: &Plan, progress: &(dyn Fn(u64) + Sync)) -> Summary {
         summary.crashes += outcome.crashes;
         summary.recoveries += outcome.recoveries;
         summary.fs += outcome.fs;
+        summary.device += outcome.device;
         if let Some(fault) = fault {
             summary.endless += u64::from(matches!(fault, Fault::Endless(_)));
             summary.failures.push(Failure { seed, fault });
@@ -200,26 +204,43 @@ pub enum PlantedBug {
     Drive(drive_probe::Plant),
     /// One of RioFS.
     FileSystem(fs_probe::Plant),
+    /// One of a plain device.
+    Device(DevicePlant),
+}
+
+/// The users of a volume that have planted bugs of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum User {
+    /// The steps of a scenario: the planted bugs are those of the cluster.
+    Steps,
+    /// RioFS.
+    FileSystem,
+    /// A plain device.
+    Device,
 }
 
 impl PlantedBug {
-    /// All planted bugs of the cluster, or those of RioFS that need the cluster.
+    /// All planted bugs of the cluster, those of RioFS that need the cluster, or those of a plain device.
     #[must_use]
-    pub fn all(of_file_system: bool) -> Vec<Self> {
-        if of_file_system {
-            return FILE_SYSTEM_PLANTS.iter().copied().map(Self::FileSystem).collect();
+    pub fn all(of: User) -> Vec<Self> {
+        match of {
+            User::Steps => {
+                let of_drives = DRIVE_PLANTS.iter().copied().map(Self::Drive);
+                Plant::ALL.iter().copied().map(Self::Cluster).chain(of_drives).collect()
+            }
+            User::FileSystem => FILE_SYSTEM_PLANTS.iter().copied().map(Self::FileSystem).collect(),
+            User::Device => DevicePlant::ALL.iter().copied().map(Self::Device).collect(),
         }
-        let of_drives = DRIVE_PLANTS.iter().copied().map(Self::Drive);
-        Plant::ALL.iter().copied().map(Self::Cluster).chain(of_drives).collect()
     }
 
-    /// The name: that of the trap first, or `FS`.
+    /// The name: that of the trap first, or `FS`, or `device`.
     #[must_use]
     pub fn name(self) -> String {
         match self {
             Self::Cluster(plant) => plant.name().into(),
             Self::Drive(plant) => format!("drive-{plant:?}"),
             Self::FileSystem(plant) => format!("FS-{plant:?}"),
+            Self::Device(plant) => format!("device-{plant}"),
         }
     }
 
@@ -228,7 +249,7 @@ impl PlantedBug {
         let needs_epochs = match self {
             Self::Cluster(plant) => plant.name().starts_with("opimq-"),
             Self::Drive(_) => true,
-            Self::FileSystem(_) => false,
+            Self::FileSystem(_) | Self::Device(_) => false,
         };
         needs_epochs.then_some(Engine::Opimq)
     }
@@ -239,6 +260,7 @@ impl PlantedBug {
             Self::Cluster(plant) => probe::plant(is_planted.then_some(plant)),
             Self::Drive(plant) => drive_probe::plant(is_planted.then_some(plant)),
             Self::FileSystem(plant) => fs_probe::plant(is_planted.then_some(plant)),
+            Self::Device(plant) => probe::plant_in_device(is_planted.then_some(plant)),
         }
     }
 }

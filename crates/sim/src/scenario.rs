@@ -601,6 +601,44 @@ pub struct Scenario {
     /// A file system on the volume. The streams have no other use, and no steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fs: Option<FsSpec>,
+    /// A plain device on the volume. The streams have no other use, and no steps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceSpec>,
+}
+
+/// A plain block device on the volume, and a random host that uses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceSpec {
+    /// The seed of the host.
+    pub seed: u64,
+    /// The number of requests of the host.
+    pub requests: u32,
+    /// The number of requests that may be in flight.
+    pub depth: u8,
+    /// The longest request in blocks. Some requests for zeroes are for the whole device.
+    pub longest: u8,
+    /// The blocks of a range, which belongs to one stream.
+    pub range_blocks: u8,
+    /// The most blocks of a group.
+    pub part_blocks: u8,
+    /// Of 100 requests, the number that are flushes.
+    pub flushes: u8,
+    /// Of 100 requests, the number that are reads.
+    pub reads: u8,
+    /// Of 100 requests, the number that are for zeroes.
+    pub zeroes: u8,
+    /// Of 100 writes and requests for zeroes, the number that have FUA.
+    pub fua: u8,
+    /// Of 100 requests, the number for the same few blocks.
+    pub hot: u8,
+    /// Of 100 requests, the number after which the host pauses.
+    pub pauses: u8,
+    /// Of 100 requests, the number after which the volume is detached, and attached again.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub detaches: u8,
+    /// Of 100 times that a thread of the device could run, the number in which it waits for a while.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub delays: u8,
 }
 
 /// RioFS on the volume, and a random program that uses it.

@@ -1,6 +1,6 @@
 //! Makes a failing scenario smaller while it still fails in the same way.
 
-use crate::scenario::{FsSpec, Op, Scenario, What};
+use crate::scenario::{DeviceSpec, FsSpec, Op, Scenario, What};
 
 /// The maximum number of runs for one shrinking.
 const RUNS_MAX: u32 = 800;
@@ -136,6 +136,7 @@ impl Shrinker<'_> {
             self.take(simpler);
         }
         self.file_system();
+        self.device();
         let mut alone = self.best.clone();
         alone.second_volume = None;
         self.take(alone);
@@ -159,6 +160,32 @@ impl Shrinker<'_> {
         self.take_file_system(|fs| fs.pauses = 0);
         self.take_file_system(|fs| fs.remounts = 0);
         self.take_file_system(|fs| fs.delays = 0);
+    }
+
+    /// Shortens the work of a host of a device, and leaves out what happens beside its requests.
+    fn device(&mut self) {
+        let mut less = self.best.device.map_or(0, |device| device.requests) / 2;
+        while less > 0 {
+            let shorten = |device: &mut DeviceSpec| {
+                device.requests = device.requests.saturating_sub(less);
+            };
+            let is_taken = self.take_device(shorten);
+            less = if is_taken { less } else { less / 2 };
+        }
+        self.take_device(|device| device.pauses = 0);
+        self.take_device(|device| device.detaches = 0);
+        self.take_device(|device| device.delays = 0);
+        self.take_device(|device| device.reads = 0);
+        self.take_device(|device| device.zeroes = 0);
+        self.take_device(|device| device.fua = 0);
+    }
+
+    fn take_device(&mut self, change: impl FnOnce(&mut DeviceSpec)) -> bool {
+        let mut simpler = self.best.clone();
+        if let Some(device) = &mut simpler.device {
+            change(device);
+        }
+        simpler != self.best && self.take(simpler)
     }
 
     fn take_file_system(&mut self, change: impl FnOnce(&mut FsSpec)) -> bool {

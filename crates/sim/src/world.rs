@@ -15,6 +15,7 @@ use crate::client::claimant::{self, Claimant};
 use crate::client::plain_host::{self, HostAnswer, PlainHost};
 use crate::client::{Client, SECOND_VOLUME};
 use crate::core::{Core, Ev, MS, Trace, US};
+use crate::device::{self, DeviceCounts};
 use crate::drive::LABEL_BLOCKS;
 use crate::fs::{self, FsCounts};
 use crate::log_store::{KeptLog, LogStoreKind};
@@ -67,6 +68,8 @@ pub struct Outcome {
     pub recoveries: u64,
     /// The work of a file system on the volume.
     pub fs: FsCounts,
+    /// The work of a plain device on the volume.
+    pub device: DeviceCounts,
 }
 
 /// The cluster.
@@ -95,6 +98,10 @@ pub struct World {
     /// On each machine, the connection of the owner's association that the target ended last.
     ended: Vec<Option<usize>>,
     crashes: u64,
+    /// The power cuts of targets.
+    power_cuts: u64,
+    /// A drive was made to fail an operation.
+    has_drive_fault: bool,
     faults_stopped_at: Option<(u64, u64)>,
     over: bool,
 }
@@ -104,6 +111,7 @@ pub struct World {
 pub fn run(scenario: &Scenario, trace: Option<Trace>) -> Outcome {
     match World::new(scenario, trace) {
         Ok(world) if scenario.fs.is_some() => fs::run(world, scenario).0,
+        Ok(world) if scenario.device.is_some() => device::run(world, scenario),
         Ok(world) => world.run(),
         Err(what) => impossible(what),
     }
@@ -199,6 +207,8 @@ impl World {
             claimants: Vec::new(),
             faults: scenario.faults.clone(),
             crashes: 0,
+            power_cuts: 0,
+            has_drive_fault: false,
             faults_stopped_at: None,
             over: false,
         })
@@ -534,6 +544,7 @@ impl World {
                 self.core.at(time, Ev::Arrive { conn, up: false });
             }
         }
+        self.power_cuts += u64::from(planned.power);
         let machine = &mut self.machines[at];
         if planned.power {
             if machine.store.kind() == LogStoreKind::File

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use riopipe_sim::attempt::RUN_LIMIT;
 use riopipe_sim::draw::draw_file_system;
-use riopipe_sim::runner::{Plan, PlantedBug, try_plant};
+use riopipe_sim::runner::{Plan, PlantedBug, User, try_plant};
 
 /// Plants are set for the whole process, so this is one test.
 #[test]
@@ -20,7 +20,7 @@ fn each_plant_of_a_file_system_is_caught() {
         draw: draw_file_system,
         options: "--fs ",
     };
-    for plant in PlantedBug::all(true) {
+    for plant in PlantedBug::all(User::FileSystem) {
         let result = try_plant(plant, &plan, &|_| ());
         println!("{}: {:?} after {:?}", plant.name(), result.failure, result.caught_after);
         assert!(result.caught_after.is_some(), "{} in {} seeds", plant.name(), result.seeds);

@@ -32,6 +32,10 @@
 //!   251360287247912, P5).
 //! - Recovery copied home what a plain host had written into the prepare area of a drive whose target
 //!   had lost its log (191561862642991, P5).
+//! - An attached volume was judged too strictly when its process had died in a replay: the documentation had
+//!   promised that no block has older content then (46927744140237, 278173951345987, P2).
+//! - A drive had failed a write, and lost the content of the block with its power (1099, P9).
+//! - A device whose owner was fenced while it only read waited for ever (262573217996721, P8).
 //!
 //! Two were faults of the log of records: 134 (P8) and 274556666692902569 (P2).
 

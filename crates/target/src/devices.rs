@@ -110,6 +110,23 @@ impl BlockDevice for DriveQueue {
         self.report_if_failed(submitted)
     }
 
+    fn has_fua(&self) -> bool {
+        self.queue.has_fua()
+    }
+
+    fn write_durably(&mut self, op: u64, lba: u64, data: Data<'_>) -> Submitted {
+        self.counters.add(Counter::Writes, 1);
+        self.counters.add(Counter::WrittenBytes, data.bytes().len() as u64);
+        let submitted = self.queue.write_durably(op, lba, data);
+        self.report_if_failed(submitted)
+    }
+
+    fn zero_durably(&mut self, op: u64, lba: u64, blocks: u64, deallocate: bool) -> Submitted {
+        self.counters.add(Counter::Discards, 1);
+        let submitted = self.queue.zero_durably(op, lba, blocks, deallocate);
+        self.report_if_failed(submitted)
+    }
+
     fn flush_epochs(&mut self, op: u64, before: EpochId) -> Submitted {
         self.counters.add(Counter::Flushes, 1);
         let submitted = self.queue.flush_epochs(op, before);

@@ -60,7 +60,7 @@ pub use log::LogOpenError;
 pub use log_fill::{LogStat, LogVolumeStat};
 pub use nvmetcli::JsonError;
 pub use ports::{PortAddress, PortsError};
-pub use riopipe_metrics::{StageStat, with_shares};
+pub use riopipe_metrics::{StageStat, StatSource, with_shares};
 pub use riopipe_nvme::ana::AnaState;
 pub use riopipe_session::drive_identity::Origin;
 pub use riopipe_session::target::limits::{LOG_SLOTS_MAX, STREAM_SLOTS_MAX};

@@ -3,6 +3,7 @@
 use clap::Args;
 use riopipe_attach::NbdAddress;
 use riopipe_net::HostPort;
+use riopipe_target::SecretSource;
 
 use super::{values, volume::Open};
 
@@ -36,7 +37,8 @@ pub struct Attach {
     #[command(flatten)]
     pub open: Open,
     /// Address to listen on for NVMe/TCP hosts, and port; port 0 takes a free one. On another address than
-    /// a loopback one, every machine that can reach it may connect, unless --allow-host names the hosts
+    /// a loopback one, every machine that can reach it may connect, unless --allow-host or --dhchap-host names
+    /// the hosts
     /// [default: 127.0.0.1:4421, without --nbd]
     #[arg(long, value_name = "ADDR[:PORT]", value_parser = values::address)]
     pub listen: Option<HostPort>,
@@ -52,6 +54,19 @@ pub struct Attach {
     /// Host that may connect; once for each [default: any]
     #[arg(long = "allow-host", value_name = "HOSTNQN", value_parser = values::nqn)]
     pub allow_hosts: Vec<String>,
+    /// Host that may connect and must authenticate (DH-HMAC-CHAP), and the file with its secret
+    /// (`DHHC-1:…`, as `nvme gen-dhchap-key` makes it); once for each. Only its owner may read the file
+    #[arg(long = "dhchap-host", value_name = "HOSTNQN=FILE", value_parser = values::host_secret)]
+    pub dhchap_hosts: Vec<(String, SecretSource)>,
+    /// File with the secret by which this program authenticates to hosts that ask for that. (--dhchap-secret and
+    /// --dhchap-ctrl-secret are for the targets of the volume)
+    #[arg(long, value_name = "FILE", value_parser = values::secret_source)]
+    pub export_ctrl_secret: Option<SecretSource>,
+    /// Loopback address of the metrics of the NVMe/TCP side over HTTP: /metrics for Prometheus, /stat as
+    /// JSON, which `rio target stat` shows, and /healthz. The port is 9420 if none is given; 0 takes a free
+    /// one [default: none]
+    #[arg(long, value_name = "ADDR[:PORT]")]
+    pub metrics: Option<String>,
     /// Streams to use; each has a thread, and a connection to every target [default: all of the volume,
     /// at most 8]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=1024))]

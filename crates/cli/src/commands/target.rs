@@ -188,7 +188,7 @@ fn config(args: &Serve) -> Result<Config, Failure> {
 }
 
 /// The place of a secret, which must be a file.
-fn in_a_file(source: &SecretSource) -> Result<SecretSource, Failure> {
+pub(super) fn in_a_file(source: &SecretSource) -> Result<SecretSource, Failure> {
     match source.is_inline() {
         false => Ok(source.clone()),
         true => Err(Failure::new(

@@ -10,8 +10,8 @@ use riopipe::DhchapSecret;
 use riopipe_target::{Config, SecretSource, Target};
 
 use crate::{
-    serve::{serve, signal},
-    site::{Done, content, finish, program, rio_in},
+    serve::{serve, served, signal},
+    site::{Done, content, finish, keys, program, rio_in, start_in},
 };
 
 const NQN: &str = "nqn.2026-11.com.example:drives";
@@ -109,6 +109,56 @@ fn only_a_host_with_the_secret_gets_in_and_nothing_shows_a_secret() {
     };
     assert!(failed("another secret") >= 1, "{}", done.stderr);
     assert!(failed("the host has given up") >= 1, "{}", done.stderr);
+}
+
+/// The exported volume of `rio volume attach` has the access rules and the metrics of a target.
+#[test]
+fn an_attached_volume_is_for_hosts_with_the_secret_and_has_metrics() {
+    let secrets = Secrets::new();
+    let words = ["--drive", "mem:64M", "--log", "mem:2M", "-n", "nqn.2026-11.com.example:member"];
+    let (target, printed) = serve(secrets.folder(), &words);
+    let address = printed["addresses"][0].as_str().unwrap();
+    let of_volume = ["outer", "-m", address, "-o", "json"];
+    rio_in(secrets.folder(), &[&["volume", "create"], &of_volume[..]].concat()).ok();
+    let attach = |words: &[&str]| {
+        let all = [&["volume", "attach"], &of_volume[..], words].concat();
+        all.into_iter().map(str::to_owned).collect::<Vec<String>>()
+    };
+    let host = format!("{HOST}=host");
+
+    let run = |words: &[&str]| {
+        rio_in(secrets.folder(), &attach(words).iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let inline = format!("{HOST}=DHHC-1:00:{}:", secrets.texts[0]);
+    let shown = run(&["--dhchap-host", &inline]);
+    shown.failed(2, &["a secret is among the arguments"]);
+    let nbd = ["--nbd", "unix:nbd", "--metrics", "127.0.0.1:0"];
+    run(&nbd).failed(2, &["--metrics", "--listen"]);
+    let nbd = ["--nbd", "unix:nbd", "--dhchap-host", &host];
+    run(&nbd).failed(2, &["--dhchap-host", "--listen"]);
+
+    let guarded = ["--dhchap-host", &host, "--export-ctrl-secret", "target", "-vv"];
+    let listen = ["--listen", "127.0.0.1:0", "--nqn", NQN, "--metrics", "127.0.0.1:0"];
+    let words = attach(&[&listen[..], &guarded].concat());
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let (child, printed) = served(start_in(secrets.folder(), &words));
+    assert_eq!(keys(&printed), "bytes metrics nvme schema volume");
+    let member = format!("{},nqn={NQN}", printed["nvme"]["address"].as_str().unwrap());
+    let create =
+        |host: &str, files: &[&str]| secrets.volume(&["create", "v"], &member, host, files);
+    create(HOST, &[]).failed(3, &["to authenticate", HOST]);
+    create(HOST, &["wrong"]).failed(3, &["did not authenticate"]);
+    create(STRANGER, &["host"]).failed(3, &[STRANGER, "allowed hosts"]);
+    create(HOST, &["host", "target"]).ok();
+    let metrics = printed["metrics"].as_str().unwrap();
+    let stat = rio_in(secrets.folder(), &["target", "stat", metrics, "-o", "json"]).ok();
+    assert_eq!(stat["subnqn"], NQN, "{stat}");
+    signal(&child, "-TERM");
+    let done = finish(child);
+    assert_eq!(done.code, 0, "{done:?}");
+    secrets.assert_not_in(&format!("{} {}", done.stdout, done.stderr));
+    signal(&target, "-TERM");
+    assert_eq!(finish(target).code, 0);
 }
 
 #[test]

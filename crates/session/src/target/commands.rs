@@ -90,6 +90,8 @@ pub(super) struct Command<B> {
     pub(super) range_offset: u32,
     /// The command has an ordering attribute.
     pub(super) is_ordered: bool,
+    /// The drive makes the command's data durable itself (FUA), so no FLUSH follows.
+    pub(super) has_fua: bool,
     /// For a plain FLUSH: the drive's count of failed FLUSHes when the oldest write that the FLUSH
     /// covers was submitted. For a plain write: the count when its first piece was submitted. If the
     /// count is higher when the FLUSH succeeds, also that of a write with FUA, writes may be lost
@@ -258,6 +260,7 @@ impl<B> Commands<B> {
         command.begun_range_count = 0;
         command.range_offset = 0;
         command.is_ordered = false;
+        command.has_fua = false;
         command.failure_count_before = None;
         command.own_failure_count = None;
         command.lock = None;
@@ -405,6 +408,7 @@ impl<B> Command<B> {
             begun_range_count: 0,
             range_offset: 0,
             is_ordered: false,
+            has_fua: false,
             failure_count_before: None,
             own_failure_count: None,
             flush_ticket: None,

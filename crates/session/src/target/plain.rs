@@ -5,7 +5,7 @@
 //! A command is checked, its buffer is charged to the budget if it needs one, and its operation
 //! goes to the drive. [`PlainIo::on_device_result`] continues when the operation has come back. A
 //! write with FUA (Force Unit Access) to a drive with a volatile cache needs a second operation: a
-//! FLUSH.
+//! FLUSH, unless the drive has FUA itself.
 
 use alloc::collections::VecDeque;
 use core::ops::Range;
@@ -126,17 +126,25 @@ impl PlainIo {
         let failures = self.note_plain_write(context, ns_index);
         count_crossing(context, ns_index);
         let op = OpId::new(context.key, index);
-        match env.device(ns_index).write(op.0, sqe.slba(), Data::Borrowed(data)) {
-            Submitted::Done(Ok(_)) if !must_flush(context, sqe, ns_index) => {
+        let device = env.device(ns_index);
+        let has_fua = sqe.fua() && device.has_fua();
+        let submitted = match has_fua {
+            true => device.write_durably(op.0, sqe.slba(), Data::Borrowed(data)),
+            false => device.write(op.0, sqe.slba(), Data::Borrowed(data)),
+        };
+        match submitted {
+            Submitted::Done(Ok(_)) if has_fua || !must_flush(context, sqe, ns_index) => {
                 context.send_completion_inlined(sqe.cid(), Status::SUCCESS, 0, outbox);
             }
             Submitted::Done(result) => {
                 context.commands.insert(sqe, Stage::Device, ns_index);
+                context.commands[index].has_fua = has_fua;
                 note_failures_before(&mut context.commands[index], failures);
                 self.on_device_result(context, index, result, env, outbox);
             }
             Submitted::Pending => {
                 context.commands.insert(sqe, Stage::Device, ns_index);
+                context.commands[index].has_fua = has_fua;
                 note_failures_before(&mut context.commands[index], failures);
             }
         }
@@ -196,7 +204,15 @@ impl PlainIo {
         note_failures_before(&mut context.commands[index], failures);
         count_crossing(context, ns_index);
         let op = OpId::new(context.key, index);
-        if let Submitted::Done(result) = env.device(ns_index).write(op.0, lba, Data::Owned(buf)) {
+        let device = env.device(ns_index);
+        let command = &mut context.commands[index];
+        // A command for a part of the drive's blocks has other operations, too, and a FLUSH after all.
+        command.has_fua = command.sqe.fua() && !command.trim.is_some() && device.has_fua();
+        let submitted = match command.has_fua {
+            true => device.write_durably(op.0, lba, Data::Owned(buf)),
+            false => device.write(op.0, lba, Data::Owned(buf)),
+        };
+        if let Submitted::Done(result) = submitted {
             self.on_device_result(context, index, result, env, outbox);
         }
     }
@@ -443,9 +459,14 @@ impl PlainIo {
         let op = OpId::new(context.key, index);
         let failures = self.note_plain_write(context, ns_index);
         note_failures_before(&mut context.commands[index], failures);
-        if let Submitted::Done(result) =
-            submit_zeroing(env.device(ns_index), op, lba, blocks, sqe.deac())
-        {
+        let device = env.device(ns_index);
+        let has_fua = sqe.fua() && device.has_fua();
+        context.commands[index].has_fua = has_fua;
+        let submitted = match has_fua {
+            true => device.zero_durably(op.0, lba, blocks, sqe.deac()),
+            false => submit_zeroing(device, op, lba, blocks, sqe.deac()),
+        };
+        if let Submitted::Done(result) = submitted {
             self.on_device_result(context, index, result, env, outbox);
         }
     }
@@ -559,7 +580,9 @@ impl PlainIo {
                 opcode::DATASET_MANAGEMENT => {
                     return self.deallocate_next(context, index, env, outbox);
                 }
-                _ if must_flush(context, &context.commands[index].sqe, ns_index) => {
+                _ if !context.commands[index].has_fua
+                    && must_flush(context, &context.commands[index].sqe, ns_index) =>
+                {
                     return self.start_flush(context, index, env, outbox);
                 }
                 _ => Status::SUCCESS,

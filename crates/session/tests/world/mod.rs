@@ -131,6 +131,10 @@ pub(crate) struct Drive {
     /// The operations that it keeps wait in a queue before it.
     pub(crate) is_full: bool,
     pub(crate) on_write: Option<OnWrite>,
+    /// The drive has FUA.
+    pub(crate) has_fua: bool,
+    /// The operations that it was to make durable itself.
+    pub(crate) durable: usize,
 }
 
 impl Drive {
@@ -238,6 +242,23 @@ impl BlockDevice for Drive {
         _: WriteOrder,
     ) -> Submitted<Vec<u8>> {
         self.write(op, lba, data)
+    }
+    fn has_fua(&self) -> bool {
+        self.has_fua
+    }
+    fn write_durably(&mut self, op: u64, lba: u64, data: Data<'_, Vec<u8>>) -> Submitted<Vec<u8>> {
+        self.durable += 1;
+        self.write(op, lba, data)
+    }
+    fn zero_durably(
+        &mut self,
+        op: u64,
+        lba: u64,
+        blocks: u64,
+        deallocate: bool,
+    ) -> Submitted<Vec<u8>> {
+        self.durable += 1;
+        self.begin(op, lba, What::Zero { blocks, deallocate })
     }
     fn flush_epochs(&mut self, op: u64, _: EpochId) -> Submitted<Vec<u8>> {
         self.flush(op)

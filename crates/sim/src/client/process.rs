@@ -1,5 +1,5 @@
 //! The calls of a program that runs in the initiator's process, beside the events: a file system on
-//! the volume. Each call is one of the library. A call that waits is begun here, and ends while
+//! the volume, or a plain device. Each call is one of the library. A call that waits is begun here, and ends while
 //! events are handled.
 
 use riopipe_order::attribute::Seq;
@@ -102,6 +102,47 @@ impl Client {
         Some(StreamMarks { complete: marks.complete, durable: marks.durable, released })
     }
 
+    /// The owner of a stream polls it: receives what has arrived, and takes its marks. `None`: it has
+    /// failed.
+    pub(crate) fn poll(
+        &mut self,
+        id: u16,
+        drives: &Drives<'_>,
+        core: &mut Core,
+    ) -> Option<StreamMarks> {
+        let volume = self.volume.as_mut()?;
+        let stream = self.streams.get_mut(usize::from(id))?.as_mut()?;
+        stream.driver()?;
+        stream.enter_call();
+        stream.round(core);
+        if stream.check_marks(&mut volume.ownership_checker, drives, core)
+            && let Some(driver) = stream.driver()
+        {
+            driver.marks_reported();
+            driver.reclaim();
+        }
+        self.advance_streams(drives, core);
+        self.known_marks(id)
+    }
+
+    /// Another thread interrupts the owner of a stream: a wait ends, the present one or the next.
+    pub(crate) fn interrupt(&mut self, id: u16, drives: &Drives<'_>, core: &mut Core) {
+        let end = self.end();
+        let (Some(volume), Some(Some(stream))) =
+            (&mut self.volume, self.streams.get_mut(usize::from(id)))
+        else {
+            return;
+        };
+        let Some(driver) = stream.driver() else { return };
+        driver.wake();
+        if stream.is_in_call() {
+            let ownership_checker = &mut volume.ownership_checker;
+            let mut process = Process { end, ownership_checker, drives };
+            stream.continue_call(&mut process, core);
+            self.advance_streams(drives, core);
+        }
+    }
+
     /// Submits a group, which another stream may follow.
     pub(crate) fn submit(
         &mut self,
@@ -146,11 +187,12 @@ impl Client {
         result
     }
 
-    /// Begins to wait. The wait has ended when [`is_in_call`](Self::is_in_call) is false.
+    /// Begins to wait, until a time in ns at the latest. The wait has ended when
+    /// [`is_in_call`](Self::is_in_call) is false.
     pub(crate) fn begin_wait(
         &mut self,
         id: u16,
-        until: Until,
+        (until, deadline): (Until, Option<u64>),
         drives: &Drives<'_>,
         core: &mut Core,
     ) -> Result<(), String> {
@@ -163,7 +205,7 @@ impl Client {
             return Err(format!("stream {id} has failed"));
         };
         stream.enter_call();
-        stream.call = Call::Wait { until, deadline: None };
+        stream.call = Call::Wait { until, deadline };
         let mut process = Process { end, ownership_checker: &mut volume.ownership_checker, drives };
         stream.continue_call(&mut process, core);
         self.advance_streams(drives, core);

@@ -124,6 +124,7 @@ pub(super) fn cluster(data_blocks: u32, rng: &mut Rng) -> Scenario {
         logs: Vec::new(),
         second_volume: None,
         fs: None,
+        device: None,
     }
 }
 

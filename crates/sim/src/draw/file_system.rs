@@ -124,6 +124,7 @@ fn on_rio(seed: u64) -> Scenario {
         logs: Vec::new(),
         second_volume: None,
         fs: Some(fs),
+        device: None,
     }
 }
 

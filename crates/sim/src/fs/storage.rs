@@ -123,7 +123,7 @@ impl Process {
     /// Waits in a call of a stream.
     fn wait(self, world: &mut World, id: u16, until: Until) -> Result<(), StorageError> {
         let begun = world.with_client(self.client, |client, drives, core| {
-            client.begin_wait(id, until, drives, core)
+            client.begin_wait(id, (until, None), drives, core)
         });
         begun.map_err(StorageError)?;
         let what = || format!("{until:?} of stream {id}");

@@ -22,11 +22,11 @@ use riopipe_sim::{
     attempt::{Bounded, Fault, RUN_LIMIT},
     core::Trace,
     draw::{
-        draw, draw_file_system, draw_file_system_on_barrier, draw_file_system_on_horae,
-        draw_file_system_on_opimq, draw_with,
+        draw, draw_device, draw_file_system, draw_file_system_on_barrier,
+        draw_file_system_on_horae, draw_file_system_on_opimq, draw_with,
     },
     runner::{
-        PLANT_SEEDS, Plan, PlantResult, PlantedBug, RARE_SEEDS, explain, run_seeds, try_plant,
+        PLANT_SEEDS, Plan, PlantResult, PlantedBug, RARE_SEEDS, User, explain, run_seeds, try_plant,
     },
     scenario::{Engine, Scenario},
 };
@@ -70,6 +70,10 @@ A run is bounded in events and in time. A run that does not end is a failure, to
 With --fs a file system (RioFS) and a random program use the volume. The program's model judges what each mount
 finds after a crash. --plant removes defences of the file system then.
 
+With --device the volume is a plain block device, as rio volume attach serves it, and a random host writes, reads,
+flushes and discards. The host's model judges what each attachment finds after a crash. --plant removes defences of
+the device then.
+
 The first seed is drawn unless --first names it: new seeds find failures that known seeds do not. With --plant
 the defence of a trap is removed first, and the oracle must report a broken promise. These runs begin with
 seed 1, so that the result is the same everywhere.
@@ -85,12 +89,16 @@ Examples:
   rio sim --seed 4711 --trace
   rio sim --plant all
   rio sim --plant T7 -o json | jq .plants
-  rio sim --fs --for 10m"
+  rio sim --fs --for 10m
+  rio sim --device --for 10m"
 )]
 struct Args {
     /// Run RioFS on the simulated volume. A seed draws another cluster, faults and a program
     #[arg(long)]
     fs: bool,
+    /// Run a plain block device on the simulated volume. A seed draws another cluster, faults and a host
+    #[arg(long, conflicts_with_all = ["fs", "engine"])]
+    device: bool,
     /// Run only scenarios with this engine: rio, sync, linux, horae, barrier, opimq or none; with --fs only horae,
     /// barrier or opimq
     #[arg(long, value_name = "ENGINE", value_parser = engine, conflicts_with = "plant")]
@@ -205,6 +213,9 @@ impl Args {
 
     /// How the scenario of a seed is drawn.
     fn kind(&self) -> fn(u64) -> Scenario {
+        if self.device {
+            return draw_device;
+        }
         match (self.fs, self.engine) {
             (true, None) => draw_file_system,
             (true, Some(Engine::Barrier)) => draw_file_system_on_barrier,
@@ -217,6 +228,9 @@ impl Args {
 
     /// The options that choose the kind of scenario, with a space behind each.
     fn options(&self) -> &'static str {
+        if self.device {
+            return "--device ";
+        }
         match (self.fs, self.engine) {
             (true, None) => "--fs ",
             (true, Some(Engine::Barrier)) => "--fs --engine barrier ",
@@ -322,7 +336,7 @@ fn many(args: &Args) -> u8 {
     let summary = run_seeds(&plan, &|done| ticker.show(done));
     drop(ticker);
     // The rare paths are those of the cluster's own scenarios.
-    let enough = summary.seeds >= RARE_SEEDS && !args.fs && args.engine.is_none();
+    let enough = summary.seeds >= RARE_SEEDS && !args.fs && !args.device && args.engine.is_none();
     match args.output {
         Format::Json => report::json(&summary, &plan),
         Format::Normal => report::text(&summary, &plan, enough),
@@ -373,7 +387,11 @@ fn one(args: &Args, scenario: &Scenario, name: &str) -> u8 {
 }
 
 fn plants(args: &Args, name: &str) -> u8 {
-    let known = PlantedBug::all(args.fs);
+    let known = PlantedBug::all(match (args.fs, args.device) {
+        (true, _) => User::FileSystem,
+        (_, true) => User::Device,
+        _ => User::Steps,
+    });
     let is_chosen = |plant: &PlantedBug| {
         let own = plant.name();
         name == "all" || name == own || Some(name) == own.split('-').next()

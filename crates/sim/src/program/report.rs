@@ -34,6 +34,13 @@ pub(super) fn text(summary: &Summary, plan: &Plan, enough: bool) {
             .collect();
         output::line(format_args!("RioFS: {}", counts.join(", ")));
     }
+    let device = &summary.device;
+    if device.attached > 0 {
+        let counts: Vec<String> = (device.named().iter())
+            .map(|(name, count)| format!("{count} {}", name.replace('_', " ")))
+            .collect();
+        output::line(format_args!("devices: {}", counts.join(", ")));
+    }
     let untaken = summary.never_taken();
     if enough && !untaken.is_empty() {
         output::line(format_args!("never taken: {}", untaken.join(", ")));
@@ -70,6 +77,7 @@ pub(super) fn json(summary: &Summary, plan: &Plan) {
         "seeds_per_s": summary.seeds_per_s(),
         "seconds": summary.elapsed.as_secs_f64(),
         "fs": summary.fs.named().into_iter().collect::<BTreeMap<_, _>>(),
+        "device": summary.device.named().into_iter().collect::<BTreeMap<_, _>>(),
         "rare": summary.rare,
         "never_taken": summary.never_taken(),
     }));

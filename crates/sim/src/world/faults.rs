@@ -114,6 +114,7 @@ impl World {
                 self.partition(client, Some(machine), for_us);
             }
             What::Drive { machine, drive, fault } => {
+                self.has_drive_fault = true;
                 self.machines[machine].env.drives[drive].plan_fault(fault);
             }
             What::Log { machine, fences } => {

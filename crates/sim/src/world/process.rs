@@ -87,6 +87,16 @@ impl World {
         self.faults_stopped_at.is_some()
     }
 
+    /// The number of power cuts of targets so far.
+    pub(crate) const fn power_cuts(&self) -> u64 {
+        self.power_cuts
+    }
+
+    /// Whether a drive was made to fail an operation. It loses then what it had not made durable.
+    pub(crate) const fn has_drive_fault(&self) -> bool {
+        self.has_drive_fault
+    }
+
     /// Whether the run has ended well.
     pub(crate) const fn is_over(&self) -> bool {
         self.over

@@ -7,19 +7,26 @@ use riopipe_attach::{
     Acknowledged, Device, DeviceError, DeviceOptions, NbdServer, NvmeOptions, NvmeTarget, StopError,
 };
 use riopipe_lab::terminal::{Colour, Terminal};
+use riopipe_metrics::TARGET_PORT;
 use riopipe_platform::raise_descriptors_max;
+use riopipe_target::DhchapOptions;
 use serde::Serialize;
 
+use super::super::target::in_a_file;
 use super::{note_recovery, open_options};
 use crate::{
     args::attach::{Attach, DEFAULT_PORT},
     connect::{members_and_options, open_failure, stream_failure},
     failure::{Code, Failure, start_failure},
     interrupt::Stop,
+    metrics_server::{MetricsAddress, MetricsError, MetricsServer},
     output::{Output, Report},
 };
 
 pub(super) fn run(args: &Attach, output: &Output) -> Result<(), Failure> {
+    check_options(args)?;
+    // Before the volume: a path that is a secret is refused at once.
+    secrets(args)?;
     raise_descriptors_max();
     // The wait for another owner may be long, and there is nothing to close before its end: a signal ends
     // it at once.
@@ -64,31 +71,72 @@ fn open(args: &Attach, output: &Output) -> Result<Device, Failure> {
 struct Servers {
     nvme: Option<NvmeTarget>,
     nbd: Option<NbdServer>,
+    metrics: Option<MetricsServer>,
+}
+
+/// The address of NVMe/TCP hosts, if the device is served to them.
+fn nvme_address(args: &Attach) -> Option<String> {
+    match (&args.listen, &args.nbd) {
+        (Some(listen), _) => Some(listen.with_port(DEFAULT_PORT)),
+        (None, Some(_)) => None,
+        (None, None) => Some(format!("127.0.0.1:{DEFAULT_PORT}")),
+    }
+}
+
+/// The options that concern NVMe/TCP hosts alone.
+fn check_options(args: &Attach) -> Result<(), Failure> {
+    if nvme_address(args).is_some() {
+        return Ok(());
+    }
+    let has_secrets = !args.dhchap_hosts.is_empty() || args.export_ctrl_secret.is_some();
+    let option = match (&args.metrics, has_secrets, args.allow_hosts.is_empty()) {
+        (Some(_), _, _) => "--metrics",
+        (None, true, _) => "--dhchap-host and --export-ctrl-secret",
+        (None, false, false) => "--allow-host",
+        (None, false, true) => return Ok(()),
+    };
+    let message = format!("{option}: only for NVMe/TCP hosts, and there is only --nbd");
+    Err(Failure::new(Code::Usage, message).hint("add --listen, or leave the option out"))
+}
+
+/// The secrets of the options.
+fn secrets(args: &Attach) -> Result<DhchapOptions, Failure> {
+    let mut dhchap = DhchapOptions::default();
+    for (host, source) in &args.dhchap_hosts {
+        dhchap.hosts.insert(host.clone(), in_a_file(source)?);
+    }
+    dhchap.controller = args.export_ctrl_secret.as_ref().map(in_a_file).transpose()?;
+    Ok(dhchap)
 }
 
 impl Servers {
     fn start(args: &Attach, device: &Device) -> Result<Self, Failure> {
-        let listen = match (&args.listen, &args.nbd) {
-            (Some(listen), _) => Some(listen.with_port(DEFAULT_PORT)),
-            (None, Some(_)) => None,
-            (None, None) => Some(format!("127.0.0.1:{DEFAULT_PORT}")),
-        };
+        let take = |address: &String| MetricsAddress::take(address, TARGET_PORT);
+        let metrics = args.metrics.as_ref().map(take).transpose();
+        let metrics = metrics.map_err(MetricsError::into_failure)?;
+        let dhchap = secrets(args)?;
         let start = |listen| {
             let options = NvmeOptions {
                 listen,
                 subnqn: args.nqn.clone(),
                 hosts: (!args.allow_hosts.is_empty()).then(|| args.allow_hosts.clone()),
+                dhchap,
                 reactors: None,
             };
             NvmeTarget::start(device, &options).map_err(|error| start_failure(&error))
         };
-        let nvme = listen.map(start).transpose()?;
+        let nvme = nvme_address(args).map(start).transpose()?;
         let start = |address| {
             NbdServer::start(device, address)
                 .map_err(|error| Failure::new(Code::Media, error.to_string()))
         };
         let nbd = args.nbd.as_ref().map(start).transpose()?;
-        Ok(Self { nvme, nbd })
+        let metrics = match (metrics, &nvme) {
+            (Some(address), Some(nvme)) => Some(address.serve(nvme.stat_source())),
+            _ => None,
+        };
+        let metrics = metrics.transpose().map_err(MetricsError::into_failure)?;
+        Ok(Self { nvme, nbd, metrics })
     }
 
     fn are_alive(&self) -> bool {
@@ -122,6 +170,7 @@ fn serve(
         bytes: info.blocks * riopipe::BLOCK_BYTES as u64,
         nvme: servers.nvme.as_ref().map(NvmeView::of),
         nbd: servers.nbd.as_ref().map(|nbd| nbd.address().uri(&info.name)),
+        metrics: servers.metrics.as_ref().map(MetricsServer::address),
     });
     let ended = match printed {
         // The caller may not read the address; hosts still use it.
@@ -147,8 +196,9 @@ fn wait(
         if !is_reported && let Some(why) = device.failure() {
             is_reported = true;
             output.note(format!(
-                "rio: the device has failed: {why}. Every write and flush now gets an error, and reads \
-                 go on. When the cause is gone, end this program (Ctrl-C), and attach the volume again"
+                "rio: the device has failed: {why}. Every write and flush now gets an error, and so \
+                 do reads of blocks whose newest content may be lost. When the cause is gone, end this \
+                 program (Ctrl-C), attach the volume again, and check what is on it"
             ));
         }
         if let Some(signal) = received {
@@ -200,6 +250,9 @@ struct Attached {
     /// The URI for NBD clients.
     #[serde(skip_serializing_if = "Option::is_none")]
     nbd: Option<String>,
+    /// With `--metrics` only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metrics: Option<SocketAddr>,
 }
 
 #[derive(Debug, Serialize)]
@@ -232,6 +285,11 @@ impl Report for Attached {
         }
         if let Some(uri) = &self.nbd {
             text += &format!("NBD: {}\n", terminal.paint(Colour::Bold, uri));
+        }
+        if let Some(address) = self.metrics {
+            text += &format!(
+                "metrics at http://{address}/metrics; `rio target stat {address}` shows them\n"
+            );
         }
         text + "READY\n"
     }

@@ -38,15 +38,31 @@ impl Layout {
         stripe_blocks: u64,
         part_blocks_max: u32,
     ) -> Result<Self, LayoutError> {
-        if streams == 0 {
-            return Err(LayoutError::NoStream);
-        }
-        if stripe_blocks == 0 || part_blocks_max == 0 {
+        if stripe_blocks == 0 {
             return Err(LayoutError::Empty);
         }
         let stripes = RANGE_BLOCKS_MIN.div_ceil(stripe_blocks);
-        let range_blocks = stripe_blocks.saturating_mul(stripes);
-        Ok(Self { streams, range_blocks, part_blocks_max: part_blocks_max.min(BLOCKS_MAX as u32) })
+        Self::with_ranges(streams, stripe_blocks.saturating_mul(stripes), part_blocks_max)
+    }
+
+    /// The layout with ranges of `range_blocks` blocks, also small ones: for a volume that has only some
+    /// blocks, as in a simulation.
+    ///
+    /// # Errors
+    /// One of the numbers is 0.
+    pub fn with_ranges(
+        streams: usize,
+        range_blocks: u64,
+        part_blocks_max: u32,
+    ) -> Result<Self, LayoutError> {
+        match (streams, range_blocks, part_blocks_max) {
+            (0, _, _) => Err(LayoutError::NoStream),
+            (_, 0, _) | (_, _, 0) => Err(LayoutError::Empty),
+            _ => {
+                let part_blocks_max = part_blocks_max.min(BLOCKS_MAX as u32);
+                Ok(Self { streams, range_blocks, part_blocks_max })
+            }
+        }
     }
 
     /// The number of streams.

@@ -12,7 +12,10 @@
 //! - **Write.** It is cut into *parts* where its stream changes, and where it is larger than a group
 //!   may be. Each part is a group of its own, in place, because a host overwrites what it needs. The
 //!   write is done when the groups of all parts are complete.
-//! - **FUA.** The groups of its parts are durable ones. The write is done when all of them are durable.
+//! - **FUA.** The write is done when the groups of all its parts are durable. The group of a single write
+//!   with FUA is a durable one, which costs one round trip. Of several that wait for a stream, only the last
+//!   group is one. While a flush is in flight, further groups are plain ones, and the next flush is for all
+//!   of them. So writes with FUA share flushes, and none waits for more than two.
 //! - **Flush.** It is done when, on every stream, all groups are durable that were complete when it
 //!   came. A host counts on no more: a write that it has not seen completed is not covered
 //!   (assumption M2).
@@ -26,9 +29,15 @@
 //!   their parts for its blocks.
 //! - **No space.** If a stream has no space for a group (traps T13, T14), its parts wait in their order.
 //!   The parts of other streams go on, and so do flushes.
+//! - **Engines that roll back.** After a crash of this process alone, recovery of some engines takes back
+//!   updates in place that are complete, and not durable. A host that lives on has seen them complete. So
+//!   with these engines every write and every request for zeroes is one with FUA.
 //! - **Failure.** The first failure of a stream fails the device: every request that is not done, and
 //!   every later one. A request that has failed is never reported as done later (promise P6). The device
 //!   serves writes again when the volume is opened again, which recovers it.
+//! - **Reads after a failure.** A stream that has failed does not replay to a target that comes back. So a
+//!   block that has a write in flight, or one that is not released, may have its older content there. Such
+//!   blocks are not read any more ([`may_read`](PlainDevice::may_read)); all others have the newest content.
 //!
 //! The caller has the streams and the data. It runs a loop for each stream:
 //! [`next_work`](PlainDevice::next_work), then [`on_submitted`](PlainDevice::on_submitted) or
@@ -42,7 +51,8 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use riopipe_order::attribute::Seq;
-use riopipe_order::engine::Marks;
+use riopipe_order::engine::{EngineKind, Marks};
+use riopipe_order::probe::{DevicePlant, is_device_bug_planted};
 
 pub use self::layout::{Layout, LayoutError};
 use self::stream_state::StreamState;
@@ -74,6 +84,8 @@ pub struct Part<D> {
     pub content: Content<D>,
     /// Whether the group is to be submitted as a durable one.
     pub is_durable: bool,
+    /// Whether its request is done only when the group is durable.
+    is_fua: bool,
     request: RequestNo,
 }
 
@@ -118,12 +130,12 @@ struct Rest<D> {
     blocks: u64,
     /// The data of a write, and the block of it at `lba`. `None`: the blocks are to be zeroed.
     data: Option<(D, u32)>,
-    is_durable: bool,
+    is_fua: bool,
 }
 
 impl<D> Rest<D> {
     /// The rest of a request that changes no blocks.
-    const NONE: Self = Self { lba: 0, blocks: 0, data: None, is_durable: false };
+    const NONE: Self = Self { lba: 0, blocks: 0, data: None, is_fua: false };
 
     /// Whether it has any of `blocks` blocks from `lba` on.
     const fn overlaps(&self, lba: u64, blocks: u64) -> bool {
@@ -144,6 +156,23 @@ pub struct PlainDevice<T, D> {
     /// The streams that have new work.
     to_wake: BTreeSet<usize>,
     has_failed: bool,
+    /// Changes are done only when they are durable.
+    is_write_through: bool,
+}
+
+/// Whether a crash of this process alone takes back writes in place that are complete, and not durable.
+const fn rolls_back(engine: EngineKind) -> bool {
+    match engine {
+        // Recovery forgets redirected updates that are not durable.
+        EngineKind::Horae => true,
+        // The drive drops what is not durable when the stream begins anew.
+        EngineKind::Opimq => true,
+        EngineKind::None
+        | EngineKind::Sync
+        | EngineKind::Linux
+        | EngineKind::Barrier
+        | EngineKind::Rio => false,
+    }
 }
 
 impl<T, D: Clone> PlainDevice<T, D> {
@@ -161,7 +190,16 @@ impl<T, D: Clone> PlainDevice<T, D> {
             ended: Vec::new(),
             to_wake: BTreeSet::new(),
             has_failed: false,
+            is_write_through: false,
         }
+    }
+
+    /// The same device on a volume that runs this engine.
+    #[must_use]
+    pub fn on_engine(mut self, engine: EngineKind) -> Self {
+        self.is_write_through =
+            rolls_back(engine) && !is_device_bug_planted(DevicePlant::RolledBack);
+        self
     }
 
     /// The layout.
@@ -174,6 +212,18 @@ impl<T, D: Clone> PlainDevice<T, D> {
     #[must_use]
     pub const fn has_failed(&self) -> bool {
         self.has_failed
+    }
+
+    /// Whether these blocks may be read. They may, as long as the device has not failed. Afterwards a
+    /// block that a group may still change, or whose change may be lost, has an unknown content.
+    ///
+    /// A read is checked when it has ended: the device may fail while it is in flight.
+    #[must_use]
+    pub fn may_read(&self, lba: u64, blocks: u64) -> bool {
+        if !self.has_failed || is_device_bug_planted(DevicePlant::ReadsInDoubt) {
+            return true;
+        }
+        !self.streams.iter().any(|stream| stream.is_in_doubt(lba, blocks))
     }
 
     /// The number of requests that have not ended.
@@ -196,13 +246,13 @@ impl<T, D: Clone> PlainDevice<T, D> {
     /// is done only when it is durable.
     pub fn write(&mut self, token: T, lba: u64, blocks: u32, data: D, is_fua: bool) {
         let (blocks, data) = (u64::from(blocks), Some((data, 0)));
-        self.change(token, Rest { lba, blocks, data, is_durable: is_fua });
+        self.change(token, Rest { lba, blocks, data, is_fua });
     }
 
     /// Takes a request that makes `blocks` blocks from `lba` on read as zeroes. They are on the device.
     /// With `is_fua`, it is done only when that is durable.
     pub fn zero(&mut self, token: T, lba: u64, blocks: u64, is_fua: bool) {
-        self.change(token, Rest { lba, blocks, data: None, is_durable: is_fua });
+        self.change(token, Rest { lba, blocks, data: None, is_fua });
     }
 
     /// Takes a request to make durable all writes that have ended before.
@@ -210,6 +260,11 @@ impl<T, D: Clone> PlainDevice<T, D> {
         let Some(no) = self.begin(token, Rest::NONE) else { return };
         let mut open = 0;
         for (stream, state) in self.streams.iter_mut().enumerate() {
+            if is_device_bug_planted(DevicePlant::FlushAtOnce)
+                || open > 0 && is_device_bug_planted(DevicePlant::FlushOneStream)
+            {
+                continue;
+            }
             if state.await_durable_of_complete(no) {
                 open += 1;
                 self.to_wake.insert(stream);
@@ -246,19 +301,23 @@ impl<T, D: Clone> PlainDevice<T, D> {
 
     /// The stream may have space again.
     pub fn on_space(&mut self, stream: usize) {
-        self.streams[stream].is_full = false;
+        self.streams[stream].is_full = is_device_bug_planted(DevicePlant::FullForEver);
     }
 
     /// The marks of a stream, and its released mark.
     pub fn on_marks(&mut self, stream: usize, marks: Marks, released: Seq) {
         // Nothing waits for marks after a failure.
         let reached = self.streams[stream].on_marks(marks, released);
-        if reached.is_unblocked {
+        if reached.is_unblocked && !is_device_bug_planted(DevicePlant::UnblockedNotWoken) {
             self.to_wake.insert(stream);
         }
         for no in &reached.requests {
             if let Some(request) = self.requests.get_mut(no) {
                 request.open -= 1;
+                if is_device_bug_planted(DevicePlant::DoneWithFirstPart) && request.rest.blocks == 0
+                {
+                    request.open = 0;
+                }
             }
         }
         if !reached.requests.is_empty() {
@@ -274,7 +333,7 @@ impl<T, D: Clone> PlainDevice<T, D> {
 
     /// A stream has failed: all requests that have not ended fail, and all later ones.
     pub fn fail(&mut self) {
-        self.has_failed = true;
+        self.has_failed = !is_device_bug_planted(DevicePlant::FailureForgotten);
         for state in &mut self.streams {
             state.clear();
         }
@@ -297,7 +356,8 @@ impl<T, D: Clone> PlainDevice<T, D> {
     }
 
     /// Takes a request that changes blocks.
-    fn change(&mut self, token: T, rest: Rest<D>) {
+    fn change(&mut self, token: T, mut rest: Rest<D>) {
+        rest.is_fua |= self.is_write_through;
         if let Some(no) = self.begin(token, rest) {
             self.queue_parts(no);
             self.end_if_done(no);
@@ -309,7 +369,10 @@ impl<T, D: Clone> PlainDevice<T, D> {
         if let Some(request) = self.requests.get_mut(&part.request) {
             request.open += 1;
         }
-        let stream = self.layout.stream_of(part.lba);
+        let mut stream = self.layout.stream_of(part.lba);
+        if is_device_bug_planted(DevicePlant::BlocksChangeStream) {
+            stream = (stream + part.request.0 as usize) % self.streams.len();
+        }
         self.streams[stream].waiting.push_back(part);
         self.to_wake.insert(stream);
     }
@@ -334,6 +397,9 @@ impl<T, D: Clone> PlainDevice<T, D> {
 
     /// Whether a request older than `no` has any of these blocks without a part.
     fn must_wait_for_older(&self, no: RequestNo, lba: u64, blocks: u64) -> bool {
+        if is_device_bug_planted(DevicePlant::OvertakesOlder) {
+            return false;
+        }
         let older = self.unqueued.range(..no).filter_map(|no| self.requests.get(no));
         older.into_iter().any(|request| request.rest.overlaps(lba, blocks))
     }
@@ -351,8 +417,8 @@ impl<T, D: Clone> PlainDevice<T, D> {
             }
             None => Content::Zeroes,
         };
-        let is_durable = rest.is_durable;
-        self.queue(Part { lba, blocks, content, is_durable, request: no });
+        let is_fua = rest.is_fua;
+        self.queue(Part { lba, blocks, content, is_durable: false, is_fua, request: no });
     }
 
     /// Ends a request of which nothing is open.

@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 
 use riopipe_order::attribute::Seq;
 use riopipe_order::engine::Marks;
+use riopipe_order::probe::{DevicePlant, is_device_bug_planted};
 
 use super::{Content, Part, RequestNo, Work};
 
@@ -31,6 +32,11 @@ pub(super) struct StreamState<D> {
     durable_wanted: Seq,
     /// The group up to which the caller has been asked to make all durable.
     durable_asked: Seq,
+    /// The last group of a write with FUA that was submitted without a flush of its own.
+    last_shared: Seq,
+    /// After a failure: the blocks with a change that was with the stream and not released, from and up
+    /// to, without the last.
+    in_doubt: Vec<(u64, u64)>,
 }
 
 /// The result of new marks.
@@ -38,8 +44,9 @@ pub(super) struct StreamState<D> {
 pub(super) struct Reached {
     /// The requests that wait for the marks no longer, once for each part.
     pub(super) requests: Vec<RequestNo>,
-    /// Whether the first waiting part was waiting for a release, and need not wait any more. No further
-    /// mark may move then, so nothing else would wake the stream.
+    /// Whether the first waiting part was waiting for a release, and need not wait any more; or whether a
+    /// flush has ended for which writes with FUA have waited. No further mark may move then, so nothing
+    /// else would wake the stream.
     pub(super) is_unblocked: bool,
 }
 
@@ -49,6 +56,8 @@ pub(super) struct Handed {
     request: RequestNo,
     lba: u64,
     blocks: u32,
+    is_fua: bool,
+    /// It is submitted as a durable group.
     is_durable: bool,
     is_zero: bool,
 }
@@ -67,7 +76,15 @@ impl<D> StreamState<D> {
             marks: Marks { complete: last, durable: last },
             durable_wanted: last,
             durable_asked: last,
+            last_shared: last,
+            in_doubt: Vec::new(),
         }
+    }
+
+    /// Whether any of these blocks is in doubt after a failure.
+    pub(super) fn is_in_doubt(&self, lba: u64, blocks: u64) -> bool {
+        let end = lba.saturating_add(blocks);
+        self.in_doubt.iter().any(|(from, to)| *from < end && lba < *to)
     }
 
     /// See [`PlainDevice::next_work`](super::PlainDevice::next_work).
@@ -75,6 +92,9 @@ impl<D> StreamState<D> {
         debug_assert!(self.handed.is_none(), "the part before is submitted or came back");
         if let Some(needed) = self.release_needed() {
             self.durable_wanted = self.durable_wanted.max(needed);
+        }
+        if self.must_flush_shared() {
+            self.durable_wanted = self.durable_wanted.max(self.last_shared);
         }
         // This comes before the parts: a flush must not wait until there is space for them, because it
         // may be what makes space.
@@ -85,11 +105,32 @@ impl<D> StreamState<D> {
         if self.is_full || self.release_needed().is_some() {
             return None;
         }
-        let part = self.waiting.pop_front()?;
-        let Part { request, lba, blocks, is_durable, .. } = part;
+        let mut part = self.waiting.pop_front()?;
+        // Writes with FUA share a flush: that of the last one in the queue, or the one behind a flush that
+        // is in flight.
+        let shares = self.is_flushing() || self.waiting.front().is_some_and(|next| next.is_fua);
+        part.is_durable = part.is_fua && !shares;
+        let Part { request, lba, blocks, is_fua, is_durable, .. } = part;
         let is_zero = matches!(part.content, Content::Zeroes);
-        self.handed = Some(Handed { request, lba, blocks, is_durable, is_zero });
+        self.handed = Some(Handed { request, lba, blocks, is_fua, is_durable, is_zero });
         Some(Work::Submit(part))
+    }
+
+    /// Whether a flush that was asked for, or one of a group, has not ended.
+    fn is_flushing(&self) -> bool {
+        self.durable_asked > self.marks.durable
+    }
+
+    /// Whether the groups of writes with FUA that have no flush of their own must get one now: none is in
+    /// flight, and the next part has none.
+    fn must_flush_shared(&self) -> bool {
+        let has_next = || {
+            let next = self.waiting.front().filter(|part| part.is_fua && !self.is_full);
+            next.is_some() && self.release_needed().is_none()
+        };
+        self.last_shared > self.durable_asked.max(self.marks.durable)
+            && !self.is_flushing()
+            && !has_next()
     }
 
     /// The group that must be released before the first waiting part may be submitted. It is the last
@@ -101,6 +142,12 @@ impl<D> StreamState<D> {
     fn release_needed(&self) -> Option<Seq> {
         let part = self.waiting.front()?;
         let is_zero = matches!(part.content, Content::Zeroes);
+        if match is_zero {
+            true => is_device_bug_planted(DevicePlant::ZeroesNotAwaitRelease),
+            false => is_device_bug_planted(DevicePlant::WriteNotAwaitsZeroes),
+        } {
+            return None;
+        }
         if !is_zero && self.unreleased_zeroes == 0 {
             // There may be thousands of writes, and most writes come here.
             return None;
@@ -117,11 +164,17 @@ impl<D> StreamState<D> {
     pub(super) fn on_submitted(&mut self, seq: Seq) {
         // Nothing is left of it if the device has failed meanwhile.
         let Some(handed) = self.handed.take() else { return };
-        match handed.is_durable {
+        if handed.is_durable {
+            // The group itself asks for a flush.
+            self.durable_asked = self.durable_asked.max(seq);
+        } else if handed.is_fua && !is_device_bug_planted(DevicePlant::FuaNotFlushed) {
+            self.last_shared = seq;
+        }
+        match handed.is_fua && !is_device_bug_planted(DevicePlant::FuaWhenComplete) {
             true => {
-                // The group itself asks for a flush.
-                self.durable_asked = self.durable_asked.max(seq);
-                self.awaiting_durable.insert((seq, handed.request));
+                let is_early = is_device_bug_planted(DevicePlant::FuaSharesEarlierFlush);
+                let needed = if is_early { self.durable_asked } else { seq };
+                self.awaiting_durable.insert((needed, handed.request));
             }
             false => {
                 self.awaiting_complete.insert((seq, handed.request));
@@ -134,13 +187,19 @@ impl<D> StreamState<D> {
     /// See [`PlainDevice::on_no_space`](super::PlainDevice::on_no_space).
     pub(super) fn on_no_space(&mut self, part: Part<D>) {
         self.handed = None;
-        self.waiting.push_front(part);
+        match is_device_bug_planted(DevicePlant::FullPartToBack) {
+            true => self.waiting.push_back(part),
+            false => self.waiting.push_front(part),
+        }
         self.is_full = true;
     }
 
     /// Lets a flush wait until all groups are durable that are complete now. Returns whether any is not.
     pub(super) fn await_durable_of_complete(&mut self, no: RequestNo) -> bool {
-        let complete = self.marks.complete;
+        let mut complete = self.marks.complete;
+        if is_device_bug_planted(DevicePlant::FlushOneLess) {
+            complete = Seq(complete.0.saturating_sub(1));
+        }
         if self.marks.durable >= complete {
             return false;
         }
@@ -160,15 +219,17 @@ impl<D> StreamState<D> {
             self.unreleased.pop_front();
             has_released = true;
         }
-        let is_unblocked =
-            has_released && !self.waiting.is_empty() && self.release_needed().is_none();
+        let is_unblocked = self.must_flush_shared()
+            || has_released && !self.waiting.is_empty() && self.release_needed().is_none();
         let mut requests = take_up_to(&mut self.awaiting_complete, marks.complete);
         requests.extend(take_up_to(&mut self.awaiting_durable, marks.durable));
         Reached { requests, is_unblocked }
     }
 
-    /// Forgets all parts and requests.
+    /// Forgets all parts and requests. The blocks of those that the stream had are in doubt.
     pub(super) fn clear(&mut self) {
+        let with_stream = self.unreleased.iter().map(|(_, handed)| handed).chain(&self.handed);
+        self.in_doubt.extend(with_stream.map(|it| (it.lba, it.lba + u64::from(it.blocks))));
         self.waiting.clear();
         self.handed = None;
         self.awaiting_complete.clear();

@@ -93,6 +93,8 @@ impl FlushFailures {
 #[derive(Debug)]
 pub struct ReadBarrier {
     servers: Vec<ServerBarrier>,
+    /// 1: a stream has failed, and is about to leave, or has left.
+    has_failed_stream: AtomicU32,
 }
 
 /// The barrier of one server.
@@ -138,7 +140,15 @@ impl ReadBarrier {
     /// The read barrier of a volume on `servers` servers, without streams.
     #[must_use]
     pub fn new(servers: usize) -> Arc<Self> {
-        Arc::new(Self { servers: (0..servers).map(|_| ServerBarrier::default()).collect() })
+        let servers = (0..servers).map(|_| ServerBarrier::default()).collect();
+        Arc::new(Self { servers, has_failed_stream: AtomicU32::new(0) })
+    }
+
+    /// Whether a stream has failed since the volume was opened. Reads do not wait for a stream that has
+    /// failed. If this is false when a read has ended, that read has waited for all streams.
+    #[must_use]
+    pub fn has_failed_stream(&self) -> bool {
+        self.has_failed_stream.load(Ordering::SeqCst) != 0
     }
 
     /// Whether a server may be read now.
@@ -284,8 +294,15 @@ impl Participant {
         self.server_barrier().reading_streams.fetch_add(0, Ordering::SeqCst) == 0
     }
 
+    /// Removes a stream that has failed from the writers of the server.
+    pub(super) fn leave_failed(&mut self) {
+        // This comes first: a read that does not wait for the stream must notice it when it ends.
+        self.barrier.has_failed_stream.store(1, Ordering::SeqCst);
+        self.leave();
+    }
+
     /// Removes the stream from the writers of the server.
-    pub(super) fn leave(&mut self) {
+    fn leave(&mut self) {
         self.set_behind();
         if self.incarnation.take().is_some() {
             self.update_state(|state| ServerState { streams: state.streams - 1, ..state });

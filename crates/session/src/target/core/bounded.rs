@@ -53,6 +53,8 @@ enum OperationKind<B> {
     StartStream { first: EpochId },
     WriteZeroes { blocks: u64 },
     Deallocate { blocks: u64 },
+    WriteDurably { data: B },
+    ZeroDurably { blocks: u64, deallocate: bool },
 }
 
 impl<B> WaitingOperation<B> {
@@ -62,7 +64,9 @@ impl<B> WaitingOperation<B> {
             OperationKind::Write { order, .. } => *order == WriteOrder::Orderless,
             OperationKind::Read { .. }
             | OperationKind::WriteZeroes { .. }
-            | OperationKind::Deallocate { .. } => true,
+            | OperationKind::Deallocate { .. }
+            | OperationKind::WriteDurably { .. }
+            | OperationKind::ZeroDurably { .. } => true,
             OperationKind::Flush | OperationKind::StartStream { .. } => false,
         }
     }
@@ -169,6 +173,12 @@ impl<D: BlockDevice + ?Sized> BoundedDevice<D> {
                 OperationKind::StartStream { first } => self.device.start_stream(op, first),
                 OperationKind::WriteZeroes { blocks } => self.device.write_zeroes(op, lba, blocks),
                 OperationKind::Deallocate { blocks } => self.device.deallocate(op, lba, blocks),
+                OperationKind::WriteDurably { data } => {
+                    self.device.write_durably(op, lba, Data::Owned(data))
+                }
+                OperationKind::ZeroDurably { blocks, deallocate } => {
+                    self.device.zero_durably(op, lba, blocks, deallocate)
+                }
             };
             let Submitted::Done(result) = submitted else { continue };
             if let Err(error) = &result
@@ -220,6 +230,34 @@ impl<D: BlockDevice + ?Sized> BlockDevice for BoundedDevice<D> {
         match self.device_with_space() {
             Some(device) => device.write_in_order(op, lba, data, order),
             None => self.enqueue_write(op, lba, data, order),
+        }
+    }
+
+    fn has_fua(&self) -> bool {
+        self.device.has_fua()
+    }
+
+    fn write_durably(&mut self, op: u64, lba: u64, data: Data<'_, D::Buf>) -> Submitted<D::Buf> {
+        if let Some(device) = self.device_with_space() {
+            return device.write_durably(op, lba, data);
+        }
+        let data = match data {
+            Data::Borrowed(bytes) => (self.copy)(bytes),
+            Data::Owned(buf) => buf,
+        };
+        self.enqueue(op, lba, OperationKind::WriteDurably { data })
+    }
+
+    fn zero_durably(
+        &mut self,
+        op: u64,
+        lba: u64,
+        blocks: u64,
+        deallocate: bool,
+    ) -> Submitted<D::Buf> {
+        match self.device_with_space() {
+            Some(device) => device.zero_durably(op, lba, blocks, deallocate),
+            None => self.enqueue(op, lba, OperationKind::ZeroDurably { blocks, deallocate }),
         }
     }
 

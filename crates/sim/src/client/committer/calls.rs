@@ -166,11 +166,12 @@ impl Stream {
                 block,
                 number: *number,
                 place: *place,
-                commits: durable && at + 1 == parts.len(),
+                commits: durable && at + 1 == parts.len() && *place != Place::Discard,
             }));
             let payload = Payload::new(names, &self.held);
             let op = match place {
                 Place::Fresh => EngineOp::Write(EnginePlace::Fresh, payload),
+                Place::Discard => EngineOp::Discard,
                 _ => EngineOp::Write(EnginePlace::InPlace, payload),
             };
             writes.push(Write { lba: *first, blocks: names.len() as u32, op });
@@ -187,9 +188,10 @@ impl Stream {
                 (seq, Some((follower, way)))
             }
         };
-        // With a planted bug of RioFS its consequences must be seen.
+        // With a planted bug of RioFS or of the plain device its consequences must be seen.
         if let Err(violation) = process.ownership_checker.check(id, checked.iter().copied())
             && !Plant::ALL.iter().any(|plant| is_bug_planted(*plant))
+            && !riopipe_order::probe::is_any_device_bug_planted()
         {
             let what = format!("a caller of the volume breaks its duties: {violation}");
             core.oracle.broken(Promise::P1, what);
