@@ -1,11 +1,13 @@
 //! The difference between the configuration that a target serves and another one: what can change
 //! while it serves, and what can't.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use crate::check::Problem;
 use crate::checked_config::CheckedNamespace;
 use crate::config::{AnaOptions, Config};
+use crate::tls::demands;
 
 /// The namespaces and hosts that a change of the configuration adds and removes. The text has a line for each, with `+` or
 /// `-` before it.
@@ -111,13 +113,15 @@ pub(crate) fn difference(old: Checked<'_>, new: Checked<'_>) -> Result<Differenc
     };
     difference.removed = old.namespaces.iter().filter(is_gone).map(ServedDrive::of).collect();
     let hosts = |config: &Config| -> Vec<Option<String>> {
-        // A host with a secret may connect, and no other, except those of the list.
-        let with_secrets = config.dhchap.hosts.keys();
-        let named = config.hosts.iter().flatten().chain(with_secrets);
-        match (&config.hosts, config.dhchap.hosts.is_empty()) {
-            (None, true) => vec![None],
-            _ => named.cloned().map(Some).collect(),
+        // A host with a secret or a key may connect, and no other, except those of the list.
+        let with_secrets = config.dhchap.hosts.keys().chain(config.tls.hosts.keys());
+        let mut with_secrets = with_secrets.peekable();
+        if config.hosts.is_none() && with_secrets.peek().is_none() {
+            return vec![None];
         }
+        // A host may be in several of the lists.
+        let named: BTreeSet<&String> = config.hosts.iter().flatten().chain(with_secrets).collect();
+        named.into_iter().cloned().map(Some).collect()
     };
     let (old_hosts, new_hosts) = (hosts(old.config), hosts(new.config));
     let without = |hosts: &[Option<String>], others: &[Option<String>]| {
@@ -194,6 +198,8 @@ fn fixed_keys(old: Checked<'_>, new: Checked<'_>) -> Vec<Problem> {
         hosts_are_secret: _,
         // The secrets are read again, and count from then on.
         dhchap: _,
+        // The keys, too. The modes are compared below.
+        tls: _,
         pending_connections,
         pending_connections_per_address,
         reactors,
@@ -226,6 +232,8 @@ fn fixed_keys(old: Checked<'_>, new: Checked<'_>) -> Vec<Problem> {
         };
     }
     compare("subnqn", shown(&old.subnqn), shown(&new.subnqn));
+    let modes = |config: &Config| format!("{:?}", demands(config));
+    compare("tls", modes(old.config), modes(new.config));
     fixed!(
         listen,
         discovery,

@@ -45,6 +45,7 @@ mod sweep;
 mod sync;
 mod target;
 mod tcp;
+mod tls;
 
 pub use check::{Problem, Promise, Report, check};
 pub use config::{
@@ -69,3 +70,4 @@ pub use stat::{LABELS_MAX, OTHER, PartStat, Stat};
 pub use target::{
     AnaError, ReloadError, ReloadOptions, Reloaded, Running, StartError, StopError, Target,
 };
+pub use tls::{TlsMode, TlsOptions};

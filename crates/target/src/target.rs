@@ -26,6 +26,7 @@ use riopipe_net::{ListenError, Listener, Poller, PollerError, SpinPolicy, pin_to
 use riopipe_nvme::ana::AnaState;
 use riopipe_order::region::RegionError;
 use riopipe_order::write_order::DriveOrder;
+use riopipe_session::auth::tls::Demand;
 use riopipe_session::stages::Stages;
 use riopipe_session::target::{
     ANA_GROUP_MAX, CoreConfig, DiscoveryPort, Identity, LabelledDrive, NamespaceConfig,
@@ -53,7 +54,9 @@ use crate::same_media::same_media;
 use crate::secrets;
 use crate::shared::{SharedState, end_service, lock};
 use crate::stat::{MetricsSource, Stat};
+use crate::tls::{self, TlsService};
 use riopipe_platform::crc32c;
+use riopipe_tls::TlsError;
 
 use self::reload::RetiringDrive;
 pub use self::reload::{ReloadError, ReloadOptions, Reloaded};
@@ -124,6 +127,9 @@ pub enum StartError {
         /// The log's error.
         source: LogOpenError,
     },
+    /// TLS can't be set up.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// An address can't be listened on.
     #[error(transparent)]
     Listen(#[from] ListenError),
@@ -223,6 +229,8 @@ pub struct Running {
     metrics: Arc<MetricsSource>,
     /// The reactors have been asked to end, and have ended.
     has_shut_down: bool,
+    /// `None` if no address has TLS.
+    tls: Option<Arc<TlsService>>,
 }
 
 impl Target {
@@ -244,6 +252,7 @@ impl Target {
     pub fn start_on(config: &Config, open: &[Arc<dyn Drive>]) -> Result<Running, StartError> {
         let checked = check_config(config).map_err(StartError::Config)?;
         let access = secrets::access(config).map_err(StartError::Config)?;
+        let ring = tls::key_ring(config, &checked.subnqn).map_err(StartError::Config)?;
         let twice = same_media(&checked.namespaces, open.len(), config.log.as_deref());
         if !twice.is_empty() {
             return Err(StartError::Config(twice));
@@ -280,6 +289,7 @@ impl Target {
         for (promise, identity) in promises.iter_mut().zip(identities) {
             promise.identity = Some(identity);
         }
+        let tls = TlsService::start(ring, tls::demands(config))?;
         let listeners = match listen(config) {
             Ok(listeners) => listeners,
             Err(error) => {
@@ -335,6 +345,7 @@ impl Target {
             log,
             metrics,
             has_shut_down: false,
+            tls,
         };
         running.start_reactors(pollers, receivers, listeners)?;
         for address in &running.addresses {
@@ -490,20 +501,21 @@ fn subsystem_identity(
         firmware: env!("CARGO_PKG_VERSION").chars().take(FIRMWARE_BYTES_MAX).collect(),
         require_header_digest: config.require_header_digest,
         require_data_digest: config.require_data_digest,
-        ports: discovery_ports(addresses),
+        ports: discovery_ports(addresses, &tls::demands(config)),
         io_queues: config.io_queues,
     }
 }
 
 /// The discovery log's records for the listen addresses. An address that stands for all addresses
 /// of the machine can't be given to a host. The host then keeps the address that it has used.
-fn discovery_ports(addresses: &[SocketAddr]) -> Vec<DiscoveryPort> {
+fn discovery_ports(addresses: &[SocketAddr], demands: &[Option<Demand>]) -> Vec<DiscoveryPort> {
     let port = |(index, address): (usize, &SocketAddr)| DiscoveryPort {
         portid: index as u16 + 1,
         traddr: address.ip().to_string(),
         trsvcid: address.port().to_string(),
         ipv6: address.is_ipv6(),
         discovery_only: false,
+        tls: demands.get(index).copied().flatten(),
     };
     addresses.iter().enumerate().map(port).collect()
 }
@@ -570,6 +582,7 @@ impl Running {
                 queues: self.open_queues(reactor_count)?,
                 // The first reactor takes all of them, and leaves none to the others.
                 listeners: std::mem::take(&mut listeners),
+                tls: self.tls.clone(),
                 devices: DevicesParts {
                     shared: Arc::clone(&self.shared),
                     mailboxes: Arc::clone(&self.mailboxes),

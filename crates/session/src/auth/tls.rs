@@ -13,6 +13,7 @@
 //! `Extract` is HKDF-Extract (RFC 5869) with a salt of zeroes, and `Expand-Label` is HKDF-Expand-Label
 //! (RFC 8446 §7.1). Version 0 of the identity has no digest; its TLS PSK is derived from the whole identity.
 
+use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -59,6 +60,53 @@ impl TlsKey {
 impl fmt::Debug for TlsKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TlsKey").field("identity", &self.identity).finish_non_exhaustive()
+    }
+}
+
+/// The keys of all hosts of a target, by identity.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KeyRing(BTreeMap<String, RingKey>);
+
+/// A key of a [`KeyRing`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RingKey {
+    /// The key.
+    pub key: TlsKey,
+    /// The host that has it.
+    pub owner: KeyOwner,
+}
+
+/// The owner of a key: a host, for one subsystem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyOwner {
+    /// The host.
+    pub hostnqn: String,
+    /// The subsystem that the key is for.
+    pub subnqn: String,
+}
+
+/// Whether a port of a target demands TLS (TREQ in the discovery log).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Demand {
+    /// Hosts may use TLS.
+    Allowed,
+    /// Hosts must use TLS.
+    Required,
+}
+
+impl KeyRing {
+    /// Adds the keys between a host and a subsystem.
+    pub fn add(&mut self, psk: &TlsPsk, hostnqn: &str, subnqn: &str) {
+        for key in keys(psk, hostnqn, subnqn) {
+            let owner = KeyOwner { hostnqn: hostnqn.into(), subnqn: subnqn.into() };
+            self.0.insert(key.identity.clone(), RingKey { key, owner });
+        }
+    }
+
+    /// The key with this identity.
+    #[must_use]
+    pub fn find(&self, identity: &str) -> Option<&RingKey> {
+        self.0.get(identity)
     }
 }
 
@@ -170,6 +218,8 @@ fn derive(
 
 #[cfg(test)]
 mod tests {
+    use riopipe_testkit::hex;
+
     use super::*;
 
     const HOST: &str = "nqn.psk-test-host";
@@ -206,10 +256,6 @@ mod tests {
     /// The keys of the Linux kernel's tests (`drivers/nvme/common/tests/auth_kunit.c`).
     #[test]
     fn known_keys() {
-        let hex = |text: &str| -> Vec<u8> {
-            let byte = |at| u8::from_str_radix(&text[at..at + 2], 16).unwrap();
-            (0..text.len()).step_by(2).map(byte).collect()
-        };
         for (hash, psk, digest, tls_key) in [
             (
                 HashId::Sha256,
@@ -232,6 +278,19 @@ mod tests {
             assert_eq!((keys[0].key(), keys[0].hash), (&hex(tls_key)[..], hash));
             assert_eq!(keys.len(), 2, "one identity of version 1, because the two would be equal");
         }
+    }
+
+    #[test]
+    fn a_ring_has_the_keys_of_each_host() {
+        let (mut ring, psk) = (KeyRing::default(), TlsPsk::parse(PSK_256).unwrap());
+        ring.add(&psk, HOST, SUBSYSTEM);
+        ring.add(&psk, "nqn.other", SUBSYSTEM);
+        for key in keys_of(PSK_256) {
+            let found = ring.find(&key.identity).unwrap();
+            let KeyOwner { hostnqn, subnqn } = &found.owner;
+            assert_eq!((&found.key, &hostnqn[..], &subnqn[..]), (&key, HOST, SUBSYSTEM));
+        }
+        assert_eq!(ring.find("NVMe1R01 nqn.psk-test-host nqn.psk-test-subsys"), None);
     }
 
     #[test]

@@ -31,6 +31,7 @@ use crate::queue_requests::{QueueRequest, RequestAnswer};
 use crate::same_media::same_media;
 use crate::secrets;
 use crate::shared::lock;
+use crate::tls;
 
 /// Longest wait for the reactors to take their queues of a new drive. Their rounds are short.
 const REACTOR_TIME: Duration = Duration::from_secs(10);
@@ -155,6 +156,7 @@ impl Running {
             return Err(ReloadError::Config(twice));
         }
         let access = secrets::access(config).map_err(ReloadError::Config)?;
+        let ring = tls::key_ring(config, &checked.subnqn).map_err(ReloadError::Config)?;
         let removed: Vec<u32> = difference.removed.iter().map(|served| served.nsid).collect();
         let now = riopipe_platform::now_ns();
         let forced = lock(&self.shared).volumes_in_use(&removed, now);
@@ -176,6 +178,9 @@ impl Running {
         let change =
             Change { access: Some(access), removed, force: options.force, ..Change::default() };
         self.change(config, &added, change)?;
+        if let Some(tls) = &self.tls {
+            tls.set_keys(ring);
+        }
         let conns = lock(&self.shared).set_ana_states(&checked.ana);
         self.wake(conns);
         for line in reloaded.difference.to_string().lines() {
