@@ -44,20 +44,34 @@ impl Dialer {
     /// [`ConnectError`]; of TLS, [`ConnectError::Relay`].
     pub(crate) fn dial(&self, address: &str, subnqn: &str) -> Result<Socket, ConnectError> {
         let start = now_ns();
-        let socket = riopipe_net::connect(address, self.timeout, &SocketOptions::default())?;
+        let left = || self.timeout.saturating_sub(Duration::from_nanos(now_ns() - start));
+        let connect = || riopipe_net::connect(address, left(), &SocketOptions::default());
+        let socket = connect()?;
         let Some(psk) = &self.tls else { return Ok(socket) };
         let peer = socket.peer();
-        let left = self.timeout.saturating_sub(Duration::from_nanos(now_ns() - start));
-        let keys = tls::keys(psk, &self.host_nqn, subnqn);
-        let secured = relay().and_then(|relay| riopipe_tls::connect(relay, socket, &keys, left));
-        secured.map_err(|error| ConnectError::Relay {
+        let failed = |error: &TlsError| ConnectError::Relay {
             peer,
             may_pass: matches!(
                 error,
                 TlsError::Closed | TlsError::TimedOut | TlsError::Io(_) | TlsError::Protocol(_)
             ),
             reason: error.to_string(),
-        })
+        };
+        let relay = relay().map_err(|error| failed(&error))?;
+        let keys = tls::keys(psk, &self.host_nqn, subnqn);
+        let first = match riopipe_tls::connect(relay, socket, &keys, left()) {
+            Ok(socket) => return Ok(socket),
+            Err(error) => error,
+        };
+        // GnuTLS, and so Linux's target, takes the first identity or none.
+        if first.may_accept_another_identity() {
+            for key in keys.chunks(1) {
+                if let Ok(socket) = riopipe_tls::connect(relay, connect()?, key, left()) {
+                    return Ok(socket);
+                }
+            }
+        }
+        Err(failed(&first))
     }
 }
 

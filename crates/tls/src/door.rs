@@ -107,10 +107,14 @@ impl Door {
 
     /// Finds the reason of a failed handshake, and sends it to the peer.
     fn refuse(tls: &mut TlsStream, error: TlsError) -> TlsError {
-        if !matches!(error, TlsError::Protocol(_)) {
+        if !matches!(error, TlsError::Protocol(_) | TlsError::Library(_)) {
             return error;
         }
         let Some(offer) = offer_of(tls.connection()) else { return error };
+        // A proof of another length than the key's hash function has is an error of the library's own.
+        if matches!(error, TlsError::Library(_)) && offer.known.is_empty() {
+            return error;
+        }
         let (code, error) = match (offer.known.first(), offer.unknown.len()) {
             (None, 0) => return TlsError::NoPsk,
             (None, _) => {

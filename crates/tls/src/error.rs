@@ -31,7 +31,9 @@ pub enum TlsError {
     #[error("no key of TLS is known for {0}")]
     UnknownIdentity(String),
     /// The host offers a known identity, and does not have the key.
-    #[error("the host does not have the key of TLS for the identity {0:?}")]
+    #[error(
+        "the host does not have the key of TLS for the identity {0:?}, or does not prove it by the key's hash function"
+    )]
     WrongBinder(String),
     /// The handshake has not used a pre-shared key.
     #[error("the peer wants another handshake than one with a pre-shared key")]
@@ -54,6 +56,15 @@ pub enum TlsError {
     /// The library of TLS has failed.
     #[error("TLS failed in this process: {0}")]
     Library(String),
+}
+
+impl TlsError {
+    /// Whether the target may have refused the first of the identities that it was offered, and may take
+    /// another one. A target that names the reason has read all of them.
+    #[must_use]
+    pub const fn may_accept_another_identity(&self) -> bool {
+        matches!(self, Self::Refused | Self::Closed | Self::Alert(_) | Self::Io(_))
+    }
 }
 
 impl From<s2n_tls::error::Error> for TlsError {
