@@ -92,12 +92,14 @@ sqlite: build ## SQLite's log on a stream: kills, and a measurement (minutes; li
 	@$(BOUNDED_BUILD) $(CARGO) rustc --release --locked --package riopipe-capi --lib --crate-type cdylib,staticlib
 	@scripts/sqlite --rio $(RIO) $(ARGS)
 
-# A static program is made, too, where Rust has the target for it: `rustup target add MUSL`.
+# A static program is made, too, where Rust has the target for it (`rustup target add MUSL`), and a C compiler for it is there.
 MUSL ?= $(shell uname -m)-unknown-linux-musl
 PACKAGES ?= $(OUT)/packages
 packages: build ## Debian packages, and a static program where Rust has the musl target (PACKAGES=folder)
 	@$(BOUNDED_BUILD) $(CARGO) rustc --release --locked --package riopipe-capi --lib --crate-type cdylib,staticlib
-	@if [ -d "$$(rustc --print sysroot)/lib/rustlib/$(MUSL)" ]; then \
+	@if [ -d "$$(rustc --print sysroot)/lib/rustlib/$(MUSL)" ] && ! command -v musl-gcc >/dev/null; then \
+	  echo "packages: no static program, because there is no musl-gcc here, which compiles the library of TLS (Debian: musl-tools)"; \
+	elif [ -d "$$(rustc --print sysroot)/lib/rustlib/$(MUSL)" ]; then \
 	  $(BOUNDED_BUILD) $(CARGO) build --release --locked --package riopipe-cli --bin rio --target $(MUSL); \
 	  export STATIC=$(OUT)/$(MUSL)/release/rio TARGET=$(MUSL); \
 	else \

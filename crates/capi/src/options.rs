@@ -395,6 +395,7 @@ mod tests {
             host_nqn: "nqn.2026-01.org.example:host".into(),
             host_id,
             dhchap: None,
+            tls: None,
             header_digest: true,
             data_digest: Some(false),
             timeout: Duration::from_millis(1),

@@ -48,6 +48,11 @@ pub fn connect_options(args: &Connect) -> Result<ConnectOptions, Failure> {
         let controller_secret = args.dhchap_ctrl_secret.as_ref().map(read).transpose()?;
         options.dhchap = Some(Dhchap { secret: read(source)?, controller_secret });
     }
+    if let Some(source) = &args.tls_psk {
+        let psk = source.read_psk();
+        let unread = |(what, advice): (String, _)| Failure::new(Code::Usage, what).hint(advice);
+        options.tls = Some(psk.map_err(unread)?);
+    }
     Ok(options)
 }
 
@@ -236,6 +241,10 @@ pub fn attach_failure(error: &AttachError) -> Failure {
             source: CallError::Session(SessionError::NotAuthenticated { .. }),
             ..
         } => failure.hint("the target's messages have the reason; both sides need the same secret"),
+        AttachError::Target { source: CallError::Closed | CallError::Broken(_), .. } => failure.hint(
+            "a target that demands TLS does so: --tls-psk gives the file with this host's key. Its messages \
+             have the reason",
+        ),
         AttachError::Target { .. } => {
             failure.hint("`rio discover -a ADDR -s PORT` lists the NQNs that are offered there")
         }

@@ -199,7 +199,7 @@ pub(crate) fn start_failure(error: &StartError) -> Failure {
         StartError::Drive { .. } | StartError::Log { .. } | StartError::Listen(_) => {
             failure(Code::Media)
         }
-        StartError::Poller(_) | StartError::Thread(_) => failure(Code::Failed),
+        StartError::Poller(_) | StartError::Thread(_) | StartError::Tls(_) => failure(Code::Failed),
     }
 }
 

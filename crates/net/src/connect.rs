@@ -65,6 +65,16 @@ pub enum ConnectError {
         /// Duration of the attempt.
         after: Duration,
     },
+    /// The connection was made, and the relay that it needs could not be set up.
+    #[error("cannot connect to {peer}: {reason}")]
+    Relay {
+        /// Address and port tried.
+        peer: SocketAddr,
+        /// The relay's reason.
+        reason: String,
+        /// Whether another attempt may succeed, if only time passes.
+        may_pass: bool,
+    },
     /// A socket option could not be set.
     #[error("cannot connect to {peer}: {source}")]
     Option {

@@ -36,4 +36,4 @@ pub use poller::{
 };
 pub use recv_buf::{BufFull, Filled, RecvBuf};
 pub use riopipe_platform::now_ns;
-pub use socket::{LinkError, Received, SetCongestionError, Socket, SocketOptions};
+pub use socket::{LinkError, Received, Relay, SetCongestionError, Socket, SocketOptions};

@@ -4,8 +4,12 @@ use std::{
     io::{self, IoSlice, IoSliceMut, Read},
     mem::MaybeUninit,
     net::{Shutdown, SocketAddr, TcpStream},
-    os::fd::{AsFd, BorrowedFd},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::net::UnixStream,
+    },
     slice,
+    sync::Arc,
 };
 
 use rustix::io::Errno;
@@ -37,6 +41,14 @@ pub enum LinkError {
         /// The other end.
         peer: SocketAddr,
     },
+    /// The relay between this connection and the network has ended it.
+    #[error("connection to {peer}: {reason}")]
+    Relay {
+        /// The other end.
+        peer: SocketAddr,
+        /// The relay's reason.
+        reason: String,
+    },
     /// Any other failure.
     #[error("connection to {peer} failed: {source}")]
     Other {
@@ -45,6 +57,12 @@ pub enum LinkError {
         /// The kernel's error.
         source: io::Error,
     },
+}
+
+/// A relay between a [`Socket`] and the network, such as one that encrypts.
+pub trait Relay: std::fmt::Debug + Send + Sync {
+    /// Why the relay has ended the connection; `None` if one of the ends has closed it.
+    fn failure(&self) -> Option<String>;
 }
 
 /// The outcome of a receive.
@@ -92,11 +110,20 @@ impl SocketOptions {
     }
 }
 
-/// A connected, non-blocking TCP socket with `TCP_NODELAY`.
+/// A connected, non-blocking TCP socket with `TCP_NODELAY`, or this end of a [`Relay`] that has one.
 #[derive(Debug)]
 pub struct Socket {
+    /// The TCP socket, or the Unix socket to the relay: both are streams of bytes, and the calls are the same.
     stream: TcpStream,
     peer: SocketAddr,
+    relayed: Option<Relayed>,
+}
+
+/// The facts of a relayed connection that its own socket does not have.
+#[derive(Debug)]
+struct Relayed {
+    relay: Arc<dyn Relay>,
+    local: SocketAddr,
 }
 
 impl Socket {
@@ -105,7 +132,30 @@ impl Socket {
         if peer.ip().is_loopback() {
             unpace(&stream);
         }
-        Ok(Self { stream, peer })
+        Ok(Self { stream, peer, relayed: None })
+    }
+
+    /// A connection whose bytes a relay passes on: `stream` leads to the relay, which has taken the place of
+    /// this socket towards the network ([`into_std`](Self::into_std)). The addresses stay those of the
+    /// network.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn relayed(
+        stream: UnixStream,
+        peer: SocketAddr,
+        local: SocketAddr,
+        relay: Arc<dyn Relay>,
+    ) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        let stream = TcpStream::from(OwnedFd::from(stream));
+        Ok(Self { stream, peer, relayed: Some(Relayed { relay, local }) })
+    }
+
+    /// The socket itself, non-blocking, for a relay.
+    #[must_use]
+    pub fn into_std(self) -> TcpStream {
+        self.stream
     }
 
     /// Sends the slices in order, as far as the kernel takes them now, in one system call: at most
@@ -150,7 +200,7 @@ impl Socket {
         debug_assert!(!into.is_empty(), "an empty buffer would read as a closed peer");
         loop {
             match (&self.stream).read(into) {
-                Ok(0) => return Ok(Received::Closed),
+                Ok(0) => return self.end(),
                 Ok(count) => return Ok(Received::Bytes(count)),
                 Err(error) => match error.kind() {
                     io::ErrorKind::Interrupted => {}
@@ -177,7 +227,7 @@ impl Socket {
         loop {
             let mut slices = [IoSliceMut::new(first), IoSliceMut::new(second)];
             match (&self.stream).read_vectored(&mut slices) {
-                Ok(0) => return Ok(Received::Closed),
+                Ok(0) => return self.end(),
                 Ok(count) => return Ok(Received::Bytes(count)),
                 Err(error) => match error.kind() {
                     io::ErrorKind::Interrupted => {}
@@ -199,7 +249,10 @@ impl Socket {
     /// # Errors
     /// The kernel's error.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.stream.local_addr()
+        match &self.relayed {
+            Some(relayed) => Ok(relayed.local),
+            None => self.stream.local_addr(),
+        }
     }
 
     /// Whether `TCP_NODELAY` is on (it always is).
@@ -235,8 +288,27 @@ impl Socket {
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
+    /// The end of the incoming bytes.
+    #[cold]
+    fn end(&self) -> Result<Received, LinkError> {
+        match self.relay_failure() {
+            Some(error) => Err(error),
+            None => Ok(Received::Closed),
+        }
+    }
+
+    /// The error of a relay that has ended the connection.
+    fn relay_failure(&self) -> Option<LinkError> {
+        let reason = self.relayed.as_ref()?.relay.failure()?;
+        Some(LinkError::Relay { peer: self.peer, reason })
+    }
+
     /// The error of this connection for an error of the kernel.
+    #[cold]
     fn link_error(&self, source: io::Error) -> LinkError {
+        if let Some(error) = self.relay_failure() {
+            return error;
+        }
         let peer = self.peer;
         match Errno::from_io_error(&source) {
             Some(Errno::CONNRESET | Errno::CONNABORTED) => LinkError::Reset { peer },

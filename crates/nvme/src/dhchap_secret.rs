@@ -10,16 +10,11 @@
 use alloc::string::String;
 use core::fmt;
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use zeroize::Zeroizing;
 
 use crate::auth::HashId;
+use crate::key_text::{self, KeyText, KeyTextError};
 
-/// CRC-32 as in Ethernet, of the secret.
-const CRC32: crc::Crc<u32> = crc::Crc::<u32>::new(&crc::CRC_32_ISO_HDLC);
-/// The length of the CRC, in bytes.
-const CRC_LEN: usize = 4;
 /// The start of every secret.
 const PREFIX: &str = "DHHC-1:";
 
@@ -67,34 +62,20 @@ impl DhchapSecret {
     /// # Errors
     /// [`DhchapSecretError`], with the part that is wrong.
     pub fn parse(text: &str) -> Result<Self, DhchapSecretError> {
-        let rest = text.trim().strip_prefix(PREFIX).ok_or(DhchapSecretError::Prefix)?;
-        let (hash, rest) = rest.split_once(':').ok_or(DhchapSecretError::Hash)?;
-        let hash = match hash {
-            "00" => None,
-            "01" => Some(HashId::Sha256),
-            "02" => Some(HashId::Sha384),
-            "03" => Some(HashId::Sha512),
-            _ => return Err(DhchapSecretError::Hash),
-        };
-        let base64 = rest.strip_suffix(':').unwrap_or(rest);
-        let bytes = STANDARD.decode(base64).map_err(|_| DhchapSecretError::Base64)?;
-        let bytes = Zeroizing::new(bytes);
-        let key_len = bytes.len().saturating_sub(CRC_LEN);
-        let (key, crc) = bytes.split_at(key_len);
-        let secret = Self::new(key, hash)?;
-        if crc != CRC32.checksum(key).to_le_bytes() {
-            return Err(DhchapSecretError::Checksum);
-        }
-        Ok(secret)
+        let KeyText { key, hash, is_intact } =
+            KeyText::parse(text, PREFIX).map_err(|error| match error {
+                KeyTextError::Prefix => DhchapSecretError::Prefix,
+                KeyTextError::Hash => DhchapSecretError::Hash,
+                KeyTextError::Base64 => DhchapSecretError::Base64,
+            })?;
+        let secret = Self::new(&key, hash)?;
+        if is_intact { Ok(secret) } else { Err(DhchapSecretError::Checksum) }
     }
 
     /// The secret as text.
     #[must_use]
     pub fn to_text(&self) -> Zeroizing<String> {
-        let hash = self.hash.map_or(0, |hash| hash as u8);
-        let mut bytes = Zeroizing::new(self.key.to_vec());
-        bytes.extend_from_slice(&CRC32.checksum(&self.key).to_le_bytes());
-        Zeroizing::new(alloc::format!("{PREFIX}{hash:02}:{}:", STANDARD.encode(&*bytes)))
+        key_text::to_text(PREFIX, self.hash, &self.key)
     }
 
     /// The bytes of the secret, before any transformation.

@@ -24,8 +24,14 @@ pub const SUBTYPE_NVM: u8 = 2;
 pub const SUBTYPE_CURRENT: u8 = 3;
 /// TREQ bit 2: submission queue flow control may be turned off.
 pub const TREQ_NO_SQ_FLOW: u8 = 1 << 2;
+/// TREQ bits 1:0, 01b: a secure channel is required.
+pub const TREQ_REQUIRED: u8 = 1;
 /// TREQ bits 1:0, 10b: no secure channel required.
 pub const TREQ_NOT_REQUIRED: u8 = 2;
+/// SECTYPE: no TLS (TCP §3.7).
+pub const SECTYPE_NONE: u8 = 0;
+/// SECTYPE: TLS 1.3 or later.
+pub const SECTYPE_TLS13: u8 = 2;
 
 /// The header of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +66,9 @@ impl Header {
     }
 }
 
+/// The offset of SECTYPE in a record: the first byte of TSAS.
+const SECTYPE_AT: usize = 768;
+
 /// One record: a subsystem and where to find it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
@@ -69,8 +78,10 @@ pub struct Entry {
     pub adrfam: u8,
     /// Kind of subsystem; [`SUBTYPE_NVM`] and others.
     pub subtype: u8,
-    /// Transport requirements.
+    /// Transport requirements (TREQ): [`TREQ_REQUIRED`] and others.
     pub treq: u8,
+    /// Security type of TCP, in TSAS (SECTYPE): [`SECTYPE_TLS13`] and others.
+    pub sectype: u8,
     /// The subsystem port.
     pub portid: u16,
     /// The controller to connect to; FFFFh means any (dynamic controllers).
@@ -101,7 +112,8 @@ impl Entry {
         put_text(&mut bytes, 32, 32, &self.trsvcid, b' ');
         put_text(&mut bytes, 256, NQN_MAX, &self.subnqn, 0);
         put_text(&mut bytes, 512, 256, &self.traddr, b' ');
-        // The transport specific part (TSAS) stays zero: SECTYPE 0, no TLS.
+        // The transport specific part (TSAS) has one field for TCP.
+        bytes[SECTYPE_AT] = self.sectype;
         bytes
     }
 
@@ -122,6 +134,7 @@ impl Entry {
             trsvcid: text_at(bytes, 32, 32),
             subnqn: text_at(bytes, 256, 256),
             traddr: text_at(bytes, 512, 256),
+            sectype: bytes[SECTYPE_AT],
         })
     }
 }
@@ -150,11 +163,13 @@ mod tests {
         want[256..285].copy_from_slice(b"nqn.2026-01.io.example:drives");
         want[512..768].fill(b' ');
         want[512..521].copy_from_slice(b"127.0.0.1");
+        want[768] = SECTYPE_TLS13;
         let entry = Entry::decode(&want).unwrap();
         assert_eq!(entry.traddr, "127.0.0.1");
         assert_eq!(entry.trsvcid, "4420");
         assert_eq!(entry.subnqn, "nqn.2026-01.io.example:drives");
         assert_eq!((entry.cntlid, entry.asqsz, entry.portid), (0xffff, 32, 1));
+        assert_eq!(entry.sectype, SECTYPE_TLS13);
         assert_eq!(entry.encode()[..], want[..]);
     }
 }

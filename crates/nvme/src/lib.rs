@@ -36,11 +36,13 @@ pub mod discovery;
 pub mod fabrics;
 pub mod feature;
 pub mod identify;
+mod key_text;
 pub mod log_page;
 pub mod pdu;
 pub mod pmr;
 pub mod reservation;
 pub mod status;
+pub mod tls_psk;
 
 pub use bytes::ShortData;
 pub use digest::Crc32c;

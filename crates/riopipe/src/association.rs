@@ -2,9 +2,8 @@
 //! each starts one [`Target`] for each target address in the member list.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use riopipe_net::{Socket, SocketOptions, connect};
+use riopipe_net::Socket;
 use riopipe_nvme::discovery::Entry;
 use riopipe_session::initiator::association::{Association, AssociationConfig, AssociationError};
 use riopipe_session::initiator::volume::Associations;
@@ -12,6 +11,7 @@ use riopipe_session::initiator::volume::members::MemberPlace;
 
 use crate::addr::{MemberAddr, TargetAddr};
 use crate::call_error::AttachError;
+use crate::dial::Dialer;
 use crate::identity::{ConnectOptions, Dhchap};
 use crate::signal::Signal;
 use crate::sockets::Page;
@@ -128,7 +128,8 @@ fn start_target(
     options: &ConnectOptions,
     signal: &Arc<Signal>,
 ) -> Result<StopOnDrop, AttachError> {
-    match Target::start(name.clone(), association, options.timeout, Arc::clone(signal)) {
+    let dialer = Dialer::new(options);
+    match Target::start(name.clone(), association, dialer, Arc::clone(signal)) {
         Ok(target) => Ok(StopOnDrop(target)),
         Err(source) => Err(AttachError::Target { target: name, nqn: None, source }),
     }
@@ -151,12 +152,12 @@ fn config(subnqn: Option<String>, options: &ConnectOptions) -> AssociationConfig
     }
 }
 
-/// Connects to the target of `member`, for a stream. Waits for `timeout` at most.
+/// Connects to the target of `member`, whose subsystem is known, for a stream.
 pub(crate) fn open_socket(
     member: &MemberAddr,
-    timeout: Duration,
+    dialer: &Dialer,
 ) -> Result<Socket, riopipe_net::ConnectError> {
-    connect(&member.socket(), timeout, &SocketOptions::default())
+    dialer.dial(&member.socket(), member.nqn.as_deref().unwrap_or_default())
 }
 
 /// Lists the subsystems that the discovery service at `host:port` reports.

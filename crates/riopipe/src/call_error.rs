@@ -181,7 +181,9 @@ impl AttachError {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Connect(error) => !matches!(error, ConnectError::Address { .. }),
+            Self::Connect(ConnectError::Address { .. }) => false,
+            Self::Connect(ConnectError::Relay { may_pass, .. }) => *may_pass,
+            Self::Connect(_) => true,
             Self::Target { source, .. } => source.is_retryable(),
             Self::WhichSubsystem { .. } => false,
             Self::Several(errors) => errors.iter().all(Self::is_retryable),

@@ -8,6 +8,7 @@ use riopipe_platform::{PrivateFileError, read_private_file};
 use riopipe_session::auth::host::HostSecrets;
 
 pub use riopipe_nvme::dhchap_secret::{DhchapSecret, DhchapSecretError};
+pub use riopipe_nvme::tls_psk::{TlsPsk, TlsPskError};
 
 /// The options of connections to targets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +19,9 @@ pub struct ConnectOptions {
     pub host_id: [u8; 16],
     /// The secrets for targets that demand authentication.
     pub dhchap: Option<Dhchap>,
+    /// The key of TLS that this host has in common with the targets. With it, every connection is one with
+    /// TLS 1.3; targets without TLS, or without the key, are refused.
+    pub tls: Option<TlsPsk>,
     /// CRC32C over every PDU's header.
     pub header_digest: bool,
     /// CRC32C over every PDU's data. `None`: on, except over loopback.
@@ -127,7 +131,7 @@ impl Dhchap {
 
 impl Default for ConnectOptions {
     /// The identity from `/etc/nvme/hostnqn` and `/etc/nvme/hostid`, else one derived from the
-    /// machine's id; no secrets; header digests off, data digests on beyond loopback; `timeout` 10 s,
+    /// machine's id; no secrets, no TLS; header digests off, data digests on beyond loopback; `timeout` 10 s,
     /// `keep_alive` 15 s, `loss_timeout` 30 s, `spin` 200 µs.
     fn default() -> Self {
         let (host_nqn, host_id) = identity();
@@ -135,6 +139,7 @@ impl Default for ConnectOptions {
             host_nqn,
             host_id,
             dhchap: None,
+            tls: None,
             header_digest: false,
             data_digest: None,
             timeout: Duration::from_secs(10),

@@ -130,6 +130,7 @@ mod call_error;
 mod connections;
 mod create;
 mod create_error;
+mod dial;
 mod error;
 mod failure;
 mod following;
@@ -178,7 +179,9 @@ pub use error::{
 };
 pub use failure::{Absence, Exhausted, FailureCause, StreamFailure};
 pub use group::Group;
-pub use identity::{ConnectOptions, Dhchap, DhchapSecret, DhchapSecretError, SecretFileError};
+pub use identity::{
+    ConnectOptions, Dhchap, DhchapSecret, DhchapSecretError, SecretFileError, TlsPsk, TlsPskError,
+};
 pub use info::{MemberInfo, OpeningState, Outlook, VolumeInfo};
 pub use options::{ReaderOptions, StreamOptions};
 pub use piece::Buf;

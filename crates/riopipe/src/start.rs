@@ -21,6 +21,7 @@ use riopipe_session::initiator::stream_driver::{
 use crate::association::open_socket;
 use crate::call_error::CallError;
 use crate::connections::{ConnectionError, Connections, poll_error};
+use crate::dial::Dialer;
 use crate::error::{RecoverError, StreamError};
 use crate::open_volume::{OpenVolume, Server};
 use crate::options::{ReaderOptions, StreamOptions};
@@ -171,8 +172,8 @@ impl<'a> StartRun<'a> {
         // gets a message, because `create_io_queue` has registered its handle.
         let queue = server.target.create_io_queue(request, self.handle);
         let queue = queue.map_err(ConnectStepError::Unreachable)?;
-        let timeout = self.volume.connect_options.timeout.min(remaining);
-        let socket = open_socket(&server.addr, timeout).map_err(|error| {
+        let dialer = Dialer::new(&self.volume.connect_options).within(remaining);
+        let socket = open_socket(&server.addr, &dialer).map_err(|error| {
             ConnectStepError::Unreachable(ConnectFailure(error.to_string()).into())
         })?;
         self.connections.open(usize::from(request.link), socket).map_err(|error| {

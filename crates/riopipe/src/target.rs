@@ -19,7 +19,7 @@ mod state;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use riopipe_net::{Poller, Socket, SocketOptions, connect, now_ns};
+use riopipe_net::{Poller, Socket, now_ns};
 use riopipe_nvme::discovery::Entry;
 use riopipe_order::attribute::StreamId;
 use riopipe_session::initiator::association::{Association, AssociationError, AssociationState};
@@ -31,6 +31,7 @@ pub(crate) use self::state::VolumeServer;
 use self::state::{AssociationPhase, ConnectAttempt, ConnectAttemptError, TargetState};
 use crate::addr::TargetAddr;
 use crate::call_error::{AttachError, CallError};
+use crate::dial::Dialer;
 use crate::failure::Exhausted;
 use crate::lock::lock;
 use crate::signal::Signal;
@@ -45,8 +46,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) struct Target {
     /// The address, as `host:port`.
     pub(crate) name: TargetAddr,
-    /// The time limit for making a connection.
-    connect_timeout: Duration,
+    dialer: Dialer,
     poller: Poller,
     state: Mutex<TargetState>,
     /// Wakes the threads that wait for a change of the association.
@@ -58,12 +58,12 @@ impl Target {
     pub(crate) fn start(
         name: TargetAddr,
         association: Association<Page>,
-        connect_timeout: Duration,
+        dialer: Dialer,
         signal: Arc<Signal>,
     ) -> Result<Arc<Self>, CallError> {
         let poller = Poller::new().map_err(|_| Exhausted::Descriptors)?;
         let state = Mutex::new(TargetState::new(association));
-        let target = Arc::new(Self { name, connect_timeout, poller, state, signal });
+        let target = Arc::new(Self { name, dialer, poller, state, signal });
         let for_thread = Arc::clone(&target);
         let thread = std::thread::Builder::new().name("riopipe-target".into());
         match thread.spawn(move || for_thread.run()) {
@@ -76,19 +76,20 @@ impl Target {
     fn run(self: &Arc<Self>) {
         let mut events = Vec::new();
         loop {
-            let (has_changed, begun_attempt, deadline) = {
+            let (has_changed, begun_attempt, subnqn, deadline) = {
                 let mut state = lock(&self.state);
                 if state.is_stopped {
                     return;
                 }
                 let has_changed = state.run_round(&self.name, &self.poller);
-                (has_changed, state.begin_connect_attempt(), state.deadline())
+                let begun_attempt = state.begin_connect_attempt();
+                (has_changed, begun_attempt, state.subnqn().to_owned(), state.deadline())
             };
             if has_changed {
                 self.signal.notify();
             }
             if let Some(attempt) = begun_attempt {
-                self.start_connect_thread(attempt);
+                self.start_connect_thread(attempt, subnqn);
             }
             let sleep = deadline.map(|at| Duration::from_nanos(at.saturating_sub(now_ns())));
             if let Err(error) = self.poller.wait(&mut events, sleep) {
@@ -98,15 +99,15 @@ impl Target {
         }
     }
 
-    /// Starts a thread that makes a connection and passes it to
+    /// Starts a thread that makes a connection for a subsystem, and passes it to
     /// [`finish_connect_attempt`](Self::finish_connect_attempt).
-    fn start_connect_thread(self: &Arc<Self>, attempt: ConnectAttempt) {
-        let (name, timeout) = (self.name.clone(), self.connect_timeout);
+    fn start_connect_thread(self: &Arc<Self>, attempt: ConnectAttempt, subnqn: String) {
+        let (name, dialer) = (self.name.clone(), self.dialer.clone());
         // The connect thread may outlive the target, so it holds no strong reference to the target.
         let target = Arc::downgrade(self);
         let thread = std::thread::Builder::new().name("riopipe-connect".into());
         let started = thread.spawn(move || {
-            let connected = connect(name.as_str(), timeout, &SocketOptions::default());
+            let connected = dialer.dial(name.as_str(), &subnqn);
             if let Some(target) = target.upgrade() {
                 let result = connected.map_err(ConnectAttemptError::Connect);
                 target.finish_connect_attempt(attempt, result);
@@ -153,7 +154,7 @@ impl Target {
                 }
             }
             drop(state);
-            self.signal.wait(seen, self.connect_timeout);
+            self.signal.wait(seen, self.dialer.timeout);
         }
     }
 

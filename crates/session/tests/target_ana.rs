@@ -189,6 +189,7 @@ fn groups_have_states_of_their_own_and_the_log_page_lists_them() {
         trsvcid: "4420".into(),
         ipv6: false,
         discovery_only: false,
+        tls: None,
     };
     w.host.shared.set_ports(vec![port(1), port(2)]);
     let (several, _) = w.fetch(admin, peer::identify(3, 0x01, 0));

@@ -46,7 +46,7 @@ fn access(group: GroupId, host: u8) -> Arc<Access> {
         ..AuthRules::new(random)
     };
     let hosts = BTreeMap::from([(HOSTNQN.to_owned(), HostAccess::BySecret(secret(host)))]);
-    Arc::new(Access { hosts: Some(hosts), rules: Some(rules) })
+    Arc::new(Access { hosts: Some(hosts), rules: Some(rules), ..Access::default() })
 }
 
 fn world(group: GroupId) -> World {

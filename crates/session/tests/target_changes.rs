@@ -302,6 +302,7 @@ fn port(portid: u16) -> DiscoveryPort {
         trsvcid: (4419 + portid).to_string(),
         ipv6: false,
         discovery_only: false,
+        tls: None,
     }
 }
 

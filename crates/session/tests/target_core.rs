@@ -17,6 +17,7 @@ use riopipe_order::block_device::{BlockDevice, Data, Submitted};
 use riopipe_order::write_order::{EpochId, EpochWrite, WriteOrder};
 use riopipe_session::auth::controller::AuthRules;
 use riopipe_session::auth::host::{HostAuth, HostSecrets, HostStep};
+use riopipe_session::auth::tls::KeyOwner;
 use riopipe_session::target::limits::{DATA_STALL_NS, SEND_FIRST_BYTES, STALL_NS};
 use riopipe_session::target::{
     Access, Action, BoundedDevice, ConnKey, CoreConfig, HostAccess, Input, Interest, Message,
@@ -849,7 +850,7 @@ fn t28_a_host_that_is_admitted_by_a_notice_counts_as_admitted() {
     let rules =
         AuthRules { groups: vec![GroupId::Ffdhe2048], ..AuthRules::new(|bytes| bytes.fill(9)) };
     let hosts = [(HOSTNQN.to_owned(), HostAccess::BySecret(secret.clone()))].into();
-    let access = Access { hosts: Some(hosts), rules: Some(rules) };
+    let access = Access { hosts: Some(hosts), rules: Some(rules), ..Access::default() };
     t.env().shared.set_access(Arc::new(access));
     t.open(1);
     assert_eq!(t.connect(1, 0, 0xffff).status, 0);
@@ -875,4 +876,45 @@ fn t28_a_host_that_is_admitted_by_a_notice_counts_as_admitted() {
     // It gives way to no other one.
     t.accept(2);
     assert_eq!(t.did(), [("watch", 2)]);
+}
+
+/// A key of TLS proves one host for one subsystem, and a host that has a key must use it.
+#[test]
+fn a_connection_is_for_the_owner_of_its_key_and_a_host_with_a_key_needs_one() {
+    const OTHER: &str = "nqn.2026-01.io.example:other";
+    const INVALID_HOST: u16 = 0x184;
+    let owner = |hostnqn: &str, subnqn: &str| {
+        Some(KeyOwner { hostnqn: hostnqn.to_owned(), subnqn: subnqn.to_owned() })
+    };
+    // The owner of the key by which the connection is secured; the host and the subsystem of Connect; whether it is
+    // admitted.
+    let cases = [
+        (owner(HOSTNQN, SUBNQN), HOSTNQN, SUBNQN, true),
+        (owner(HOSTNQN, SUBNQN), OTHER, SUBNQN, false),
+        (owner(HOSTNQN, peer::DISCOVERY_NQN), HOSTNQN, SUBNQN, false),
+        (owner(HOSTNQN, peer::DISCOVERY_NQN), HOSTNQN, peer::DISCOVERY_NQN, true),
+        (owner(HOSTNQN, SUBNQN), HOSTNQN, peer::DISCOVERY_NQN, false),
+        (owner(OTHER, SUBNQN), OTHER, SUBNQN, true),
+        (None, HOSTNQN, SUBNQN, false),
+        (None, HOSTNQN, peer::DISCOVERY_NQN, true),
+        (None, OTHER, SUBNQN, true),
+    ];
+    for (number, (secured_by, hostnqn, subnqn, is_admitted)) in cases.into_iter().enumerate() {
+        let mut t = target(1, 9);
+        let hosts = [HOSTNQN, OTHER].map(|host| (host.to_owned(), HostAccess::ByName));
+        let tls_hosts = [HOSTNQN.to_owned()].into();
+        let access = Access { hosts: Some(hosts.into()), rules: None, tls_hosts };
+        t.env().shared.set_access(Arc::new(access));
+        t.accept(1);
+        if let Some(owner) = secured_by {
+            let (core, key) = t.places[&1];
+            t.cores[core].secured(key, owner);
+        }
+        t.receive(1, &peer::icreq(Digests::default(), 0));
+        assert_eq!(t.next(1).expect("an ICResp").kind, 0x01);
+        let data = peer::connect_data(subnqn, hostnqn, HOSTID, 0xffff);
+        let status = t.call(1, peer::connect(0, 0, 31, 0), &data).status;
+        let refused = status & 0x7ff == INVALID_HOST;
+        assert_eq!((status == 0, refused), (is_admitted, !is_admitted), "{number}: {status:#x}");
+    }
 }

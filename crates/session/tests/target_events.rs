@@ -158,6 +158,7 @@ fn a_persistent_discovery_controller_reports_a_changed_log() {
         trsvcid: "4420".into(),
         ipv6: false,
         discovery_only: false,
+        tls: None,
     };
     let conns = w.host.shared.set_ports(vec![port]);
     deliver(&mut w, conns);

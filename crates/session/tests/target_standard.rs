@@ -6,6 +6,7 @@ use peer::{Digests, HOSTID, HOSTNQN, Sqe};
 use riopipe_order::attribute::StreamId;
 use riopipe_order::block_device::{Cause, Gone};
 use riopipe_order::entry::Position;
+use riopipe_session::auth::tls::Demand;
 use riopipe_session::target::limits::{CONNECTION_BYTES, QUEUE_ENTRIES_MAX};
 use riopipe_session::target::{Access, Closed, DiscoveryPort};
 use riopipe_session::wire;
@@ -886,8 +887,17 @@ fn discovery_lists_the_ports_to_hosts_that_may_use_them() {
         trsvcid: "4420".into(),
         ipv6,
         discovery_only: false,
+        tls: match portid {
+            1 => None,
+            2 => Some(Demand::Allowed),
+            _ => Some(Demand::Required),
+        },
     };
-    w.host.shared.set_ports(vec![port(1, "10.0.0.1", false), port(2, "fe80::1", true)]);
+    w.host.shared.set_ports(vec![
+        port(1, "10.0.0.1", false),
+        port(2, "fe80::1", true),
+        port(3, "10.0.0.1", false),
+    ]);
     let log_of = |w: &mut World, hostnqn: &str| {
         let at = w.initialize(Digests::default(), 0);
         let data = peer::connect_data(peer::DISCOVERY_NQN, hostnqn, HOSTID, 0xffff);
@@ -908,12 +918,15 @@ fn discovery_lists_the_ports_to_hosts_that_may_use_them() {
         (count, entries, generation)
     };
     let (count, entries, generation) = log_of(&mut w, HOSTNQN);
-    assert_eq!(count, 2);
+    assert_eq!(count, 3);
     assert_eq!(entries[..3], [3, 1, 2], "TCP, IPv4, an NVM subsystem");
     // TREQ: bits 1:0 must mean nothing about a secure channel, or nvme-cli's connect-all starts
     // TLS.
     assert_eq!((entries[3], entries[768]), (1 << 2, 0), "no SQ flow control; no TLS");
     assert_eq!(entries[1024..1027], [3, 2, 2], "IPv6");
+    let of_port = |port: usize| (entries[1024 * (port - 1) + 3], entries[1024 * (port - 1) + 768]);
+    assert_eq!(of_port(2), (1 << 2 | 2, 2), "TLS 1.3 is not required");
+    assert_eq!(of_port(3), (1 << 2 | 1, 2), "TLS 1.3 is required");
     assert_eq!(&entries[32..36], b"4420");
     assert_eq!(&entries[256..256 + SUBNQN.len()], SUBNQN.as_bytes());
     assert_eq!(&entries[512..520], b"10.0.0.1");

@@ -2,11 +2,14 @@
 
 use std::net::SocketAddr;
 
+use riopipe_session::auth::tls::Demand;
+
 use crate::config::Config;
+use crate::tls::demands;
 
 /// The remark on a list of hosts, which is not the protection that it seems to be.
 const NAMES_ONLY: &str = "hosts without a secret are told apart by the names that they give, which \
-    nothing proves: a host that knows a listed name is admitted. Give each host a secret (dhchap), or \
+    nothing proves: a host that knows a listed name is admitted. Give each host a secret (dhchap) or a key (tls), or \
     keep others away by the network (addresses, firewall, VPN)";
 /// The remark on secrets without encryption.
 const NOT_ENCRYPTED: &str = "hosts prove their identity when they connect, and what follows is neither \
@@ -24,19 +27,25 @@ pub(crate) fn access_notes(
         .filter(|address| address.ip().is_unspecified())
         .map(ToString::to_string)
         .collect();
-    if !config.dhchap.hosts.is_empty() && addresses.iter().any(|it| !it.ip().is_loopback()) {
+    let demands = demands(config);
+    let is_plain = |(address, demand): (&SocketAddr, &Option<Demand>)| {
+        !address.ip().is_loopback() && *demand != Some(Demand::Required)
+    };
+    if !config.dhchap.hosts.is_empty() && addresses.iter().zip(&demands).any(is_plain) {
         notes.push(("dhchap", NOT_ENCRYPTED.to_owned()));
     }
-    let is_without_secret = |host: &String| !config.dhchap.hosts.contains_key(host);
+    let is_without_secret = |host: &String| {
+        !config.dhchap.hosts.contains_key(host) && !config.tls.hosts.contains_key(host)
+    };
     match &config.hosts {
-        None if !config.dhchap.hosts.is_empty() => {}
+        None if !config.dhchap.hosts.is_empty() || !config.tls.hosts.is_empty() => {}
         None if !open.is_empty() => notes.push((
             "listen",
             format!(
                 "{} stands for all addresses of this machine, and every host that reaches one of \
                  them may read and write the drives: there is neither authentication nor \
                  encryption. Listen on an address of a network that you trust, or give the hosts \
-                 that may connect secrets (dhchap)",
+                 that may connect secrets (dhchap) or keys (tls)",
                 open.join(", ")
             ),
         )),
@@ -52,6 +61,7 @@ pub(crate) fn access_notes(
 mod tests {
     use super::*;
     use crate::secrets::SecretSource;
+    use crate::tls::TlsMode;
 
     #[test]
     fn only_what_is_open_is_remarked_on() {
@@ -83,6 +93,17 @@ mod tests {
         };
         assert_eq!(of("127.0.0.1:1", None), [""; 0]);
         assert_eq!(of("0.0.0.0:1", None), ["dhchap"]);
+        let of_tls = |address: &str, mode: TlsMode| {
+            let mut config = Config { listen: vec![address.into()], ..Config::default() };
+            let source = SecretSource::file("/etc/rio/secrets/x");
+            config.dhchap.hosts.insert("nqn.x".to_owned(), source.clone());
+            config.tls.hosts.insert("nqn.x".to_owned(), source);
+            config.tls.mode = mode;
+            let notes = access_notes(&config, &[address.parse().unwrap()]);
+            notes.into_iter().map(|(place, _)| place).collect::<Vec<_>>()
+        };
+        assert_eq!(of_tls("0.0.0.0:1", TlsMode::Required), [""; 0], "all is encrypted");
+        assert_eq!(of_tls("0.0.0.0:1", TlsMode::Allowed), ["dhchap"]);
         assert_eq!(of("127.0.0.1:1", Some(vec!["nqn.x".to_owned()])), [""; 0]);
         assert_eq!(of("127.0.0.1:1", Some(vec!["nqn.y".to_owned()])), ["hosts"]);
     }

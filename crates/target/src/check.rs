@@ -30,6 +30,7 @@ use crate::lba_size::check_lba_size;
 use crate::log::{LogOpenError, check_size, place};
 use crate::same_media::same_media;
 use crate::secrets;
+use crate::tls;
 
 /// An error in a configuration, or of what it names: place, defect and remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -200,6 +201,9 @@ pub fn check(config: &Config) -> Report {
     };
     let has_identities = report.is_ok();
     if let Err(problems) = secrets::access(config) {
+        report.problems.extend(problems);
+    }
+    if let Err(problems) = tls::key_ring(config, &checked.subnqn) {
         report.problems.extend(problems);
     }
     report.subnqn = checked.subnqn;

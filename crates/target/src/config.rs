@@ -8,6 +8,7 @@ use std::fmt;
 
 use crate::check::Problem;
 use crate::secrets::DhchapOptions;
+use crate::tls::TlsOptions;
 
 /// The configuration of a target, from options or a file.
 ///
@@ -59,6 +60,8 @@ pub struct Config {
     pub hosts_are_secret: bool,
     /// The secrets of hosts that must authenticate, and the rules for that.
     pub dhchap: DhchapOptions,
+    /// The keys of TLS, and the addresses that demand it.
+    pub tls: TlsOptions,
     /// Number of reactors, one thread each; one per core if absent.
     pub reactors: Option<usize>,
     /// Cores to pin the reactors to, in order; none are pinned if empty.
@@ -187,6 +190,7 @@ impl Default for Config {
             hosts: None,
             hosts_are_secret: false,
             dhchap: DhchapOptions::default(),
+            tls: TlsOptions::default(),
             reactors: None,
             cores: Vec::new(),
             spin_us: None,

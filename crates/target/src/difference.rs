@@ -1,12 +1,14 @@
 //! The difference between the configuration that a target serves and another one: what can change
 //! while it serves, and what can't.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::check::Problem;
 use crate::checked_config::CheckedNamespace;
 use crate::config::{AnaOptions, Config};
 use crate::ports::{PortAddress, addresses_of};
+use crate::tls::demands;
 
 /// The namespaces, hosts and addresses that a change of the configuration adds and removes. The text has
 /// a line for each, with `+` or `-` before it.
@@ -123,13 +125,15 @@ pub(crate) fn difference(old: Checked<'_>, new: Checked<'_>) -> Result<Differenc
     };
     difference.removed = old.namespaces.iter().filter(is_gone).map(ServedDrive::of).collect();
     let hosts = |config: &Config| -> Vec<Option<String>> {
-        // A host with a secret may connect, and no other, except those of the list.
-        let with_secrets = config.dhchap.hosts.keys();
-        let named = config.hosts.iter().flatten().chain(with_secrets);
-        match (&config.hosts, config.dhchap.hosts.is_empty()) {
-            (None, true) => vec![None],
-            _ => named.cloned().map(Some).collect(),
+        // A host with a secret or a key may connect, and no other, except those of the list.
+        let with_secrets = config.dhchap.hosts.keys().chain(config.tls.hosts.keys());
+        let mut with_secrets = with_secrets.peekable();
+        if config.hosts.is_none() && with_secrets.peek().is_none() {
+            return vec![None];
         }
+        // A host may be in several of the lists.
+        let named: BTreeSet<&String> = config.hosts.iter().flatten().chain(with_secrets).collect();
+        named.into_iter().cloned().map(Some).collect()
     };
     let (old_hosts, new_hosts) = (hosts(old.config), hosts(new.config));
     let without = |hosts: &[Option<String>], others: &[Option<String>]| {
@@ -220,6 +224,8 @@ fn fixed_keys(old: Checked<'_>, new: Checked<'_>) -> Vec<Problem> {
         hosts_are_secret: _,
         // The secrets are read again, and count from then on.
         dhchap: _,
+        // The keys, too. The modes are compared below.
+        tls: _,
         pending_connections,
         pending_connections_per_address,
         reactors,
@@ -256,6 +262,7 @@ fn fixed_keys(old: Checked<'_>, new: Checked<'_>) -> Vec<Problem> {
         };
     }
     compare("subnqn", shown(&old.subnqn), shown(&new.subnqn));
+    compare("tls", tls_of(old.config, new.config), tls_of(new.config, old.config));
     fixed!(
         serial,
         model,
@@ -275,6 +282,25 @@ fn fixed_keys(old: Checked<'_>, new: Checked<'_>) -> Vec<Problem> {
         control
     );
     problems
+}
+
+/// Whether there is TLS, and the demands of the addresses that the other configuration has, too.
+/// Addresses that come bring their demand.
+fn tls_of(config: &Config, other: &Config) -> String {
+    let demands = demands(config);
+    let is_used = demands.iter().any(Option::is_some);
+    let others = addresses_of(other);
+    let is_kept = |of: &PortAddress| others.iter().any(|other| other.address == of.address);
+    let kept: BTreeMap<_, _> = addresses_of(config)
+        .into_iter()
+        .zip(demands)
+        .filter(|(of, _)| is_kept(of))
+        .map(|(of, demand)| (of.address, demand))
+        .collect();
+    match is_used {
+        false => "off".to_owned(),
+        true => format!("{kept:?}"),
+    }
 }
 
 /// A value as a message shows it.

@@ -46,6 +46,7 @@ mod sweep;
 mod sync;
 mod target;
 mod tcp;
+mod tls;
 
 pub use check::{Problem, ProblemKind, Promise, Report, check};
 pub use config::{
@@ -71,3 +72,4 @@ pub use stat::{LABELS_MAX, OTHER, PartStat, Stat};
 pub use target::{
     AnaError, ReloadError, ReloadOptions, Reloaded, Running, StartError, StopError, Target,
 };
+pub use tls::{TlsMode, TlsOptions};

@@ -7,7 +7,7 @@ use zeroize::Zeroizing;
 
 use crate::config::Config;
 use crate::nvmetcli::{self, JsonError};
-use crate::secrets::check_private;
+use crate::secrets::{SecretSource, check_private};
 
 impl Config {
     /// Reads a configuration file: TOML, or nvmetcli's JSON if the name ends in `.json` or the
@@ -28,7 +28,8 @@ impl Config {
         } else {
             let config = Self::from_toml(&text)
                 .map_err(|source| LoadError::Toml { path: path.to_owned(), source })?;
-            if config.dhchap.has_secrets() {
+            let keys = config.tls.hosts.values();
+            if config.dhchap.has_secrets() || keys.into_iter().any(SecretSource::is_inline) {
                 check_private(path, &file)
                     .map_err(|(what, advice)| LoadError::Open { what, advice })?;
             }

@@ -10,10 +10,12 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use riopipe_net::{HostPort, ListenError, Listener};
+use riopipe_session::auth::tls::Demand;
 use riopipe_session::target::{DiscoveryPort, PortState};
 
 use crate::config::{Config, DEFAULT_DISCOVERY_PORT, DEFAULT_PORT};
 use crate::queue_requests::Port;
+use crate::tls::demands;
 
 /// An address of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +53,8 @@ pub(crate) fn addresses_of(config: &Config) -> Vec<PortAddress> {
 struct ServedPort {
     id: u16,
     of: PortAddress,
+    /// Whether hosts may or must use TLS there. It stays as long as the address is served.
+    tls: Option<Demand>,
     /// The address of the listener, with the real port.
     bound: SocketAddr,
 }
@@ -95,7 +99,7 @@ impl Ports {
         let mut old = self.list.clone();
         let mut ports = Self { list: Vec::new(), last_id: self.last_id };
         let mut added = Vec::new();
-        for of in addresses_of(config) {
+        for (of, tls) in addresses_of(config).into_iter().zip(demands(config)) {
             let same = old.iter().position(|port| port.of == of);
             let known = same.or_else(|| old.iter().position(|it| it.of.address == of.address));
             let port = match known {
@@ -105,8 +109,8 @@ impl Ports {
                     let id = ports.last_id.checked_add(1).ok_or(PortsError::NoId)?;
                     ports.last_id = id;
                     let bound = listener.local_addr();
-                    added.push(Port { id, listener });
-                    ServedPort { id, of, bound }
+                    added.push(Port { id, tls, listener });
+                    ServedPort { id, of, tls, bound }
                 }
             };
             ports.list.push(port);
@@ -136,6 +140,7 @@ impl Ports {
             trsvcid: port.bound.port().to_string(),
             ipv6: port.bound.is_ipv6(),
             discovery_only: false,
+            tls: port.tls,
         };
         self.list.iter().filter(|port| !port.of.is_discovery).map(port).collect()
     }

@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use riopipe_media::Queue;
 use riopipe_net::Listener;
+use riopipe_session::auth::tls::Demand;
 
 use crate::counters::Counters;
 use crate::mail::Mailboxes;
@@ -12,6 +13,8 @@ use crate::mail::Mailboxes;
 /// A listener of the target, with the id of its port.
 pub(crate) struct Port {
     pub(crate) id: u16,
+    /// Whether hosts may or must use TLS there; `None` if there is no TLS.
+    pub(crate) tls: Option<Demand>,
     pub(crate) listener: Listener,
 }
 

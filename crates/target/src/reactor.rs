@@ -30,6 +30,7 @@ use crate::heartbeat::Heartbeat;
 use crate::queue_requests::{AskedRequest, Port, QueueRequest, RequestReceiver};
 use crate::sweep::Sweep;
 use crate::tcp::{RECEIVES_MAX, Tcp};
+use crate::tls::TlsService;
 
 /// The poller's token of the first drive with an event descriptor; the other drives follow.
 ///
@@ -55,6 +56,8 @@ pub(crate) struct ReactorParts {
     pub(crate) queues: Vec<Box<dyn Queue>>,
     /// All ports of the target for the first reactor, none for the others.
     pub(crate) ports: Vec<Port>,
+    /// `None` if no port has TLS.
+    pub(crate) tls: Option<Arc<TlsService>>,
     pub(crate) devices: DevicesParts,
     pub(crate) control: Arc<Control>,
     pub(crate) heartbeat: Arc<Heartbeat>,
@@ -78,6 +81,7 @@ pub(crate) struct Reactor {
     ports: Vec<Option<ServedPort>>,
     /// The listeners are watched for connections.
     is_listening: bool,
+    tls: Option<Arc<TlsService>>,
     /// The connections whose sockets are polled directly, because they were active in the last
     /// [`HOT_NS`].
     hot: Vec<ConnKey>,
@@ -113,6 +117,7 @@ impl Reactor {
                 .map(|port| Some(ServedPort { port, is_open: true }))
                 .collect(),
             is_listening: false,
+            tls: parts.tls,
             hot: Vec::new(),
             is_accept_failing: false,
             mailboxes,
@@ -351,7 +356,18 @@ impl Reactor {
                     if std::mem::take(&mut self.is_accept_failing) {
                         tracing::info!("connections are accepted again");
                     }
-                    let tcp = Tcp::new(socket, self.devices.now);
+                    let secured = match (&self.tls, port.tls) {
+                        (Some(tls), Some(demand)) => tls.accept(socket, demand),
+                        _ => Ok((socket, None)),
+                    };
+                    let (socket, end) = match secured {
+                        Ok(accepted) => accepted,
+                        Err(error) => {
+                            tracing::error!(%error, "a connection with TLS cannot be set up");
+                            continue;
+                        }
+                    };
+                    let tcp = Tcp::new(socket, end, self.devices.now);
                     tracing::debug!(peer = %tcp.peer(), conn = place.id().0, "accepted");
                     let local = tcp.local(portid);
                     self.core.accepted(place, tcp, local, &mut self.devices);
@@ -376,9 +392,10 @@ impl Reactor {
     fn receive(&mut self, key: ConnKey) -> bool {
         let mut has_received = false;
         for _ in 0..RECEIVES_MAX {
-            let received = match self.core.input(key) {
+            let (received, owner) = match self.core.input(key) {
                 Input::Wanted { transport, data_space } => {
-                    transport.fill(data_space, self.devices.now)
+                    let received = transport.fill(data_space, self.devices.now);
+                    (received, transport.newly_secured())
                 }
                 Input::Dropped(tcp) => {
                     if !tcp.discard() {
@@ -388,6 +405,11 @@ impl Reactor {
                 }
                 Input::StaysInSocket => return has_received,
             };
+            // The handshake may have ended between the call of the socket and this question, so the answer counts
+            // also if no byte has come yet.
+            if let Some(owner) = owner {
+                self.core.secured(key, owner);
+            }
             match received {
                 Ok(Filled { received: Received::Bytes(count), outside_bytes, is_full }) => {
                     has_received = true;

@@ -1,5 +1,5 @@
-//! The secrets of hosts and of the target, for authentication with DH-HMAC-CHAP: where a configuration has
-//! them, and how they are read.
+//! The secrets of hosts and of the target, for authentication with DH-HMAC-CHAP and for TLS: where a
+//! configuration has them, and how they are read.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,6 +10,7 @@ use std::sync::Arc;
 use riopipe_nvme::auth::{GroupId, HashId};
 use riopipe_nvme::dhchap_secret::DhchapSecret;
 use riopipe_nvme::fabrics::check_nqn;
+use riopipe_nvme::tls_psk::TlsPsk;
 use riopipe_platform::{PrivateFileError, check_private_file, read_private_file};
 use riopipe_session::auth::controller::AuthRules;
 use riopipe_session::target::{Access, HostAccess};
@@ -19,8 +20,8 @@ use zeroize::Zeroizing;
 use crate::check::Problem;
 use crate::config::Config;
 
-/// The start of a secret that is in the configuration itself.
-const INLINE: &str = "DHHC-1:";
+/// The starts of a secret that is in the configuration itself: one of DH-HMAC-CHAP, and a key of TLS.
+const INLINE: [&str; 2] = ["DHHC-1:", "NVMeTLSkey-1:"];
 
 /// The part of a configuration about authentication (`[dhchap]`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,7 +48,8 @@ impl DhchapOptions {
     }
 }
 
-/// The place of a secret: the path of a file, or the secret itself (`DHHC-1:…`), which no formatting shows.
+/// The place of a secret: the path of a file, or the secret itself (`DHHC-1:…` or `NVMeTLSkey-1:…`), which no
+/// formatting shows.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(from = "String")]
 pub struct SecretSource(Zeroizing<String>);
@@ -62,7 +64,7 @@ impl SecretSource {
     /// Whether this is the secret itself.
     #[must_use]
     pub fn is_inline(&self) -> bool {
-        self.0.starts_with(INLINE)
+        INLINE.iter().any(|start| self.0.starts_with(start))
     }
 
     /// The text of the source without the secret.
@@ -70,19 +72,35 @@ impl SecretSource {
         if self.is_inline() { "(a secret, not shown)" } else { &self.0 }
     }
 
-    /// Reads the secret.
+    /// Reads a secret of DH-HMAC-CHAP.
     ///
     /// # Errors
     /// The defect, and the remedy. Neither has the secret.
     pub fn read(&self) -> Result<DhchapSecret, (String, &'static str)> {
-        const REMEDY: &str = "make one with `nvme gen-dhchap-key`, as the host has it";
+        self.parsed(DhchapSecret::parse, "make one with `nvme gen-dhchap-key`, as the host has it")
+    }
+
+    /// Reads a key of TLS.
+    ///
+    /// # Errors
+    /// The defect, and the remedy. Neither has the key.
+    pub fn read_psk(&self) -> Result<TlsPsk, (String, &'static str)> {
+        self.parsed(TlsPsk::parse, "make one with `nvme gen-tls-key`, as the host has it")
+    }
+
+    /// Reads a secret, whose text `parse` takes.
+    fn parsed<T, E: fmt::Display>(
+        &self,
+        parse: impl Fn(&str) -> Result<T, E>,
+        remedy: &'static str,
+    ) -> Result<T, (String, &'static str)> {
         if self.is_inline() {
-            return DhchapSecret::parse(&self.0)
-                .map_err(|error| (format!("the secret is not valid: {error}"), REMEDY));
+            return parse(&self.0)
+                .map_err(|error| (format!("the secret is not valid: {error}"), remedy));
         }
         let path: &str = &self.0;
         let text = read_private(Path::new(path))?;
-        DhchapSecret::parse(&text).map_err(|error| (format!("{path}: no secret: {error}"), REMEDY))
+        parse(&text).map_err(|error| (format!("{path}: no secret: {error}"), remedy))
     }
 }
 
@@ -146,6 +164,9 @@ pub(crate) fn access(config: &Config) -> Result<Arc<Access>, Vec<Problem>> {
     let DhchapOptions { hosts, controller, hashes, dhgroups } = &config.dhchap;
     let mut admitted: BTreeMap<String, HostAccess> =
         config.hosts.iter().flatten().map(|host| (host.clone(), HostAccess::ByName)).collect();
+    for host in config.tls.hosts.keys() {
+        admitted.entry(host.clone()).or_insert(HostAccess::ByName);
+    }
     for (host, source) in hosts {
         if let Some(secret) = read(format!("dhchap.hosts.{host:?}"), source) {
             admitted.insert(host.clone(), HostAccess::BySecret(secret));
@@ -161,10 +182,10 @@ pub(crate) fn access(config: &Config) -> Result<Arc<Access>, Vec<Problem>> {
         let what = "the target has the same secret as a host";
         problems.push(Problem::new("dhchap.controller", what, "give each its own"));
     }
-    for host in hosts.keys() {
+    let tls_hosts = config.tls.hosts.keys().map(|host| ("tls.hosts", host));
+    for (place, host) in hosts.keys().map(|host| ("dhchap.hosts", host)).chain(tls_hosts) {
         if let Err(error) = check_nqn(host) {
             let advice = "copy it from the host's /etc/nvme/hostnqn";
-            let place = "dhchap.hosts";
             problems.push(Problem::new(place, format!("{host:?}: {error}"), advice));
         }
     }
@@ -181,8 +202,12 @@ pub(crate) fn access(config: &Config) -> Result<Arc<Access>, Vec<Problem>> {
     if !problems.is_empty() {
         return Err(problems);
     }
-    let is_open = config.hosts.is_none() && hosts.is_empty();
-    Ok(Arc::new(Access { hosts: (!is_open).then_some(admitted), rules: Some(rules) }))
+    let is_open = config.hosts.is_none() && hosts.is_empty() && config.tls.hosts.is_empty();
+    Ok(Arc::new(Access {
+        hosts: (!is_open).then_some(admitted),
+        rules: Some(rules),
+        tls_hosts: config.tls.hosts.keys().cloned().collect(),
+    }))
 }
 
 /// The values with these names; `None` if there are no names.
@@ -252,6 +277,19 @@ mod tests {
         let hosts = of(&format!("hosts = [\"{HOST}\", \"{other}\"]\n{secret}")).unwrap();
         assert_eq!(hosts[HOST], by_secret, "the list does not excuse it");
         assert_eq!(hosts[other], HostAccess::ByName);
+    }
+
+    #[test]
+    fn hosts_with_a_key_of_tls_may_connect_and_no_others() {
+        let psk = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+        let tls = format!("[tls.hosts]\n\"{HOST}\" = \"{psk}\"\n");
+        let of = |toml: &str| access(&config(toml)).unwrap();
+        let by_key = of(&tls);
+        assert_eq!(by_key.hosts, Some([(HOST.to_owned(), HostAccess::ByName)].into()));
+        assert_eq!(by_key.tls_hosts, [HOST.to_owned()].into());
+        // A key does not excuse a host from authentication.
+        let both = of(&format!("{tls}[dhchap.hosts]\n\"{HOST}\" = \"{SECRET}\""));
+        assert!(matches!(both.hosts.as_ref().unwrap()[HOST], HostAccess::BySecret(_)));
     }
 
     #[test]

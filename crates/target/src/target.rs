@@ -54,7 +54,9 @@ use crate::same_media::same_media;
 use crate::secrets;
 use crate::shared::{SharedState, end_service, lock};
 use crate::stat::{MetricsSource, Stat};
+use crate::tls::{self, TlsService};
 use riopipe_platform::crc32c;
+use riopipe_tls::TlsError;
 
 use self::reload::RetiringDrive;
 pub use self::reload::{ReloadError, ReloadOptions, Reloaded};
@@ -125,6 +127,9 @@ pub enum StartError {
         /// The log's error.
         source: LogOpenError,
     },
+    /// TLS can't be set up.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// An address can't be listened on.
     #[error(transparent)]
     Listen(#[from] PortsError),
@@ -226,6 +231,8 @@ pub struct Running {
     metrics: Arc<MetricsSource>,
     /// The reactors have been asked to end, and have ended.
     has_shut_down: bool,
+    /// `None` if no address has TLS.
+    tls: Option<Arc<TlsService>>,
 }
 
 impl Target {
@@ -247,6 +254,7 @@ impl Target {
     pub fn start_on(config: &Config, open: &[Arc<dyn Drive>]) -> Result<Running, StartError> {
         let checked = check_config(config).map_err(StartError::Config)?;
         let access = secrets::access(config).map_err(StartError::Config)?;
+        let ring = tls::key_ring(config, &checked.subnqn).map_err(StartError::Config)?;
         let twice = same_media(&checked.namespaces, open.len(), config.log.as_deref());
         if !twice.is_empty() {
             return Err(StartError::Config(twice));
@@ -283,6 +291,7 @@ impl Target {
         for (promise, identity) in promises.iter_mut().zip(identities) {
             promise.identity = Some(identity);
         }
+        let tls = TlsService::start(ring, &tls::demands(config))?;
         let NextPorts { ports, added: listening, .. } = match Ports::default().next(config) {
             Ok(next) => next,
             Err(error) => {
@@ -339,6 +348,7 @@ impl Target {
             log,
             metrics,
             has_shut_down: false,
+            tls,
         };
         running.start_reactors(pollers, receivers, listening)?;
         for address in &running.addresses {
@@ -555,6 +565,7 @@ impl Running {
                 queues: self.open_queues(reactor_count)?,
                 // The first reactor takes all of them, and leaves none to the others.
                 ports: std::mem::take(&mut ports),
+                tls: self.tls.clone(),
                 devices: DevicesParts {
                     shared: Arc::clone(&self.shared),
                     mailboxes: Arc::clone(&self.mailboxes),

@@ -4,8 +4,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use riopipe_net::{Filled, LinkError, Received, RecvBuf, Socket};
+use riopipe_session::auth::tls::KeyOwner;
 use riopipe_session::target::limits::{ADMIN_CAPSULE_BYTES, H2C_DATA_BYTES_MAX};
 use riopipe_session::target::{LocalAddress, Transport};
+use riopipe_tls::LinkEnd;
 
 use crate::hosts::Traffic;
 
@@ -30,15 +32,26 @@ pub(crate) struct Tcp {
     input: RecvBuf,
     /// The bytes of the connection.
     traffic: Arc<Traffic>,
+    /// The end of the relay of TLS; `None` without TLS, and when the host is known.
+    relay: Option<Arc<LinkEnd>>,
     /// Time of the last receive of any bytes, or of the start of the connection, in ns.
     pub(crate) last_receive: u64,
 }
 
 impl Tcp {
-    pub(crate) fn new(socket: Socket, now: u64) -> Self {
+    pub(crate) fn new(socket: Socket, relay: Option<Arc<LinkEnd>>, now: u64) -> Self {
         let traffic = Arc::default();
         let input = RecvBuf::narrow(NARROW_BYTES, NARROW_PDU_BYTES_MAX);
-        Self { socket, input, traffic, last_receive: now }
+        Self { socket, input, traffic, relay, last_receive: now }
+    }
+
+    /// The owner of the key by which TLS secures the connection, once: at the latest with the first bytes that
+    /// came by TLS.
+    #[inline]
+    pub(crate) fn newly_secured(&mut self) -> Option<KeyOwner> {
+        let owner = self.relay.as_ref()?.admitted()?.clone();
+        self.relay = None;
+        Some(owner)
     }
 
     pub(crate) const fn traffic(&self) -> &Arc<Traffic> {
@@ -126,7 +139,7 @@ mod tests {
         let listener = Listener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().to_string();
         let peer = connect(&address, SOON, &SocketOptions::default()).unwrap();
-        let mut tcp = Tcp::new(listener.accept().unwrap().unwrap(), 0);
+        let mut tcp = Tcp::new(listener.accept().unwrap().unwrap(), None, 0);
         // A smaller buffer, so that the sockets hold more than one turn takes.
         tcp.input = RecvBuf::with_capacity(0, 0);
         let turn = RECEIVES_MAX * tcp.input.capacity();

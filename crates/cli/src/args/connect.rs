@@ -49,6 +49,11 @@ pub struct Connect {
     #[arg(long, value_name = "FILE", value_parser = values::secret_source, env = "RIO_DHCHAP_CTRL_SECRET")]
     #[arg(hide_env_values = true, requires = "dhchap_secret")]
     pub dhchap_ctrl_secret: Option<SecretSource>,
+    /// File with the key of TLS that this host shares with the targets (`NVMeTLSkey-1:…`): every connection is one with
+    /// TLS 1.3. Only its owner may read it
+    #[arg(long, value_name = "FILE", value_parser = values::secret_source, env = "RIO_TLS_PSK")]
+    #[arg(hide_env_values = true)]
+    pub tls_psk: Option<SecretSource>,
     /// Protect headers by a CRC32C
     #[arg(short = 'g', long)]
     pub hdr_digest: bool,

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, Subcommand};
 use riopipe_media::{DRIVE_HELP, LOG_HELP};
 use riopipe_net::HostPort;
-use riopipe_target::SecretSource;
+use riopipe_target::{SecretSource, TlsMode};
 
 use super::{connect::Transport, values};
 
@@ -44,8 +44,8 @@ pub struct Serve {
     /// Transport
     #[arg(short, long, value_enum, value_name = "NAME", default_value = "tcp")]
     pub transport: Transport,
-    /// Address to listen on [default: 127.0.0.1, this machine only]. There is no encryption, and
-    /// without --dhchap-host no authentication: with 0.0.0.0, every machine that can reach it may connect
+    /// Address to listen on [default: 127.0.0.1, this machine only]. Without --tls-host there is no encryption, and
+    /// without --tls-host or --dhchap-host no authentication: with 0.0.0.0, every machine that can reach it may connect
     #[arg(short = 'a', long, value_name = "ADDR[:PORT]", value_parser = values::address)]
     pub traddr: Option<HostPort>,
     /// Port to listen on, if it is not in the address; 0 takes a free one [default: 4420]
@@ -89,6 +89,13 @@ pub struct Serve {
     /// File with the secret by which the target authenticates to hosts that ask for that
     #[arg(long, value_name = "FILE", value_parser = values::secret_source)]
     pub dhchap_ctrl_secret: Option<SecretSource>,
+    /// Host that may connect and must use TLS, and the file with its key (`NVMeTLSkey-1:…`, as `nvme gen-tls-key`
+    /// makes it); once for each. Only its owner may read the file
+    #[arg(long = "tls-host", value_name = "HOSTNQN=FILE", value_parser = values::host_secret)]
+    pub tls_hosts: Vec<(String, SecretSource)>,
+    /// Whether hosts must use TLS; with allowed, those without a key need not [default: required, if a host has a key]
+    #[arg(long, value_name = "MODE", value_parser = values::tls_mode)]
+    pub tls: Option<TlsMode>,
     /// Refuse connections without header digests
     #[arg(long)]
     pub require_hdr_digest: bool,

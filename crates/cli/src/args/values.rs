@@ -3,7 +3,7 @@
 use riopipe_media::spec::parse_size;
 use riopipe_net::{HostPort, SpinPolicy};
 use riopipe_order::ordering_log::SLOTS_MIN;
-use riopipe_target::{STREAM_SLOTS_MAX, SecretSource};
+use riopipe_target::{STREAM_SLOTS_MAX, SecretSource, TlsMode};
 
 /// A size in bytes: `4K`, `1G`, `4096`.
 ///
@@ -186,13 +186,26 @@ pub fn secret_source(text: &str) -> Result<SecretSource, std::convert::Infallibl
     Ok(SecretSource::from(text.to_owned()))
 }
 
+/// Whether hosts must use TLS.
+///
+/// # Errors
+/// The problem, for the user.
+pub fn tls_mode(text: &str) -> Result<TlsMode, String> {
+    match text {
+        "required" => Ok(TlsMode::Required),
+        "allowed" => Ok(TlsMode::Allowed),
+        _ => Err("give required or allowed".to_owned()),
+    }
+}
+
 /// A host and the place of its secret: `NQN=FILE`.
 ///
 /// # Errors
 /// The problem, for the user.
 pub fn host_secret(text: &str) -> Result<(String, SecretSource), String> {
     // An NQN may have `=` in it, and so may a secret, at its end. A path seldom has.
-    let (host, source) = match text.split_once("=DHHC-1:") {
+    let inline = ["=DHHC-1:", "=NVMeTLSkey-1:"].iter().find_map(|start| text.split_once(start));
+    let (host, source) = match inline {
         Some((host, _)) => (host, &text[host.len() + 1..]),
         None => {
             text.rsplit_once('=').ok_or("give the host's NQN, =, and the file with its secret")?

@@ -2,7 +2,8 @@
 
 use riopipe::AttachError;
 use riopipe::discovery::{
-    ADRFAM_IPV4, ADRFAM_IPV6, Entry, SUBTYPE_CURRENT, SUBTYPE_NVM, SUBTYPE_REFERRAL, TRTYPE_TCP,
+    ADRFAM_IPV4, ADRFAM_IPV6, Entry, SECTYPE_NONE, SECTYPE_TLS13, SUBTYPE_CURRENT, SUBTYPE_NVM,
+    SUBTYPE_REFERRAL, TREQ_NOT_REQUIRED, TREQ_REQUIRED, TRTYPE_TCP,
 };
 use riopipe_lab::{
     table::{Align, Table},
@@ -72,6 +73,8 @@ struct Record {
     subnqn: String,
     traddr: String,
     asqsz: u16,
+    treq: String,
+    sectype: String,
 }
 
 impl Record {
@@ -92,6 +95,19 @@ impl Record {
             subnqn: entry.subnqn.clone(),
             traddr: entry.traddr.clone(),
             asqsz: entry.asqsz,
+            treq: named(
+                // The higher bits have other meanings.
+                entry.treq & 0b11,
+                &[
+                    (0, "not specified"),
+                    (TREQ_REQUIRED, "required"),
+                    (TREQ_NOT_REQUIRED, "not required"),
+                ],
+            ),
+            sectype: named(
+                entry.sectype,
+                &[(SECTYPE_NONE, "none"), (1, "tls12"), (SECTYPE_TLS13, "tls13")],
+            ),
         }
     }
 }
@@ -112,6 +128,7 @@ impl Report for Discovered {
             ("port", Align::Right),
             ("NQN", Align::Left),
             ("kind", Align::Left),
+            ("TLS", Align::Left),
         ]);
         for record in &self.records {
             table.row([
@@ -120,6 +137,11 @@ impl Report for Discovered {
                 &record.trsvcid,
                 &record.subnqn,
                 &record.subtype,
+                match (record.sectype.as_str(), record.treq.as_str()) {
+                    ("none", _) => "no",
+                    (_, "required") => "required",
+                    _ => "allowed",
+                },
             ]);
         }
         table.render(terminal)

@@ -168,6 +168,12 @@ fn config(args: &Serve) -> Result<Config, Failure> {
     if let Some(source) = &args.dhchap_ctrl_secret {
         config.dhchap.controller = Some(in_a_file(source)?);
     }
+    for (host, source) in &args.tls_hosts {
+        config.tls.hosts.insert(host.clone(), in_a_file(source)?);
+    }
+    if let Some(mode) = args.tls {
+        config.tls.mode = mode;
+    }
     if !args.cores.is_empty() {
         config.cores.clone_from(&args.cores);
     }

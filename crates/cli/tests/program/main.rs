@@ -33,6 +33,7 @@ mod site;
 mod stat;
 mod storage_faults;
 mod streams;
+mod tls;
 mod undone;
 mod unread;
 mod volume_life;

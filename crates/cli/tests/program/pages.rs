@@ -73,6 +73,7 @@ fn every_key_of_a_configuration_is_explained() {
     of_config.extend(keys(&value["namespaces"][0]));
     of_config.extend(keys(&value["ana"][0]));
     of_config.extend(keys(&value["dhchap"]));
+    of_config.extend(keys(&value["tls"]));
     let explained: BTreeSet<_> = explained.into_iter().map(str::to_owned).collect();
     assert_eq!(explained, of_config);
 }

@@ -97,7 +97,10 @@ fn discovery_shows_the_subsystem() {
         .iter()
         .find(|record| record["subnqn"] == "nqn.2026-11.com.example:test-0")
         .unwrap();
-    assert_eq!(keys(record), "adrfam asqsz portid subnqn subtype traddr trsvcid trtype");
+    assert_eq!(
+        keys(record),
+        "adrfam asqsz portid sectype subnqn subtype traddr treq trsvcid trtype"
+    );
     assert_eq!((&record["trtype"], &record["trsvcid"]), (&"tcp".into(), &port.into()));
     let text = rio(&["discover", "-a", "127.0.0.1", "-s", port]).stdout;
     assert!(text.contains("nqn.2026-11.com.example:test-0"), "{text}");

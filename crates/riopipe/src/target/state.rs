@@ -171,6 +171,14 @@ impl TargetState {
         Some(ConnectAttempt { connection, association_number })
     }
 
+    /// The subsystem for which a connection is made now.
+    pub(super) fn subnqn(&self) -> &str {
+        match &self.phase {
+            AssociationPhase::Unmanaged(association) => association.subnqn(),
+            AssociationPhase::Managed(managed) => managed.manager.subnqn(),
+        }
+    }
+
     /// Begins an attempt, if a connection is requested and no connect thread runs. The caller
     /// starts the connect thread.
     pub(super) fn begin_connect_attempt(&mut self) -> Option<ConnectAttempt> {

@@ -36,6 +36,12 @@ pub enum HostAuthError {
     /// The controller has refused it.
     #[error("the target refused it: {0}")]
     Refused(AuthFailure),
+    /// The controller has closed the connection before the end of the transaction, without a reason.
+    #[error(
+        "the target closed the connection before the authentication had ended: it has no secret for this \
+         host, or another one"
+    )]
+    Closed,
     /// The host has given it up for this reason, and informs the controller.
     #[error("{0}")]
     GivenUp(&'static str, AuthFailure),

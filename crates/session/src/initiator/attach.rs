@@ -17,7 +17,7 @@ use riopipe_order::write_order::DriveOrder;
 
 pub use super::bring_up::AttachError;
 use super::bring_up::{BringUp, Received, Reply};
-use super::queue_pair::{QpConfig, QueuePair};
+use super::queue_pair::{QpConfig, QueuePair, SessionError};
 use crate::outbox::Outbox;
 use crate::wire::{self, Extension};
 
@@ -180,6 +180,13 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
     #[must_use]
     pub fn need(&self, buf: &[u8]) -> usize {
         self.bring_up.exchange.queue_pair.need(buf)
+    }
+
+    /// The error of an authentication that the end of the connection has cut short; `None` if none is under
+    /// way.
+    #[must_use]
+    pub fn unfinished_authentication(&self) -> Option<SessionError> {
+        self.bring_up.exchange.queue_pair.unfinished_authentication()
     }
 
     /// Whether the controller is attached.

@@ -277,6 +277,12 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         self.is_standing().then_some(&mut self.association)
     }
 
+    /// The NQN of the subsystem.
+    #[must_use]
+    pub fn subnqn(&self) -> &str {
+        self.association.subnqn()
+    }
+
     /// The number of the association with the target, from 1.
     #[must_use]
     pub const fn association_number(&self) -> u32 {

@@ -83,6 +83,8 @@ pub(super) struct ScriptedTarget {
     pub(super) withheld: Vec<Vec<u8>>,
     /// The number of Keep Alive commands.
     pub(super) kept_alive: usize,
+    /// If it demands authentication: the number of commands of it that are answered. Its message is not valid.
+    pub(super) authentication: Option<usize>,
     /// The ids of the queues that were connected.
     pub(super) connects: Vec<u16>,
     /// The digest flags of the last ICReq.
@@ -106,6 +108,7 @@ impl ScriptedTarget {
             asked: Vec::new(),
             withheld: Vec::new(),
             kept_alive: 0,
+            authentication: None,
             connects: Vec::new(),
             digests: 0,
             discovering: false,
@@ -160,6 +163,14 @@ impl ScriptedTarget {
                 0x08 => Answer::Result(0x0001_0000),
                 _ => Answer::Result(1),
             },
+            (0x7f, kind @ (0x05 | 0x06), _) => match &mut self.authentication {
+                Some(0) => Answer::Withheld,
+                Some(left) => {
+                    *left -= 1;
+                    if kind == 0x06 { Answer::Data(vec![0xff; 4096]) } else { Answer::Result(0) }
+                }
+                None => panic!("not expected: {kind:#x}"),
+            },
             (0x7f, ..) => Answer::Result(0),
             (0x09, ..) => Answer::Result(0x0003_0003),
             (0x06, _, 0x02) => Answer::Data(page(&[(0, &[1, 0, 0, 0, 2, 0, 0, 0])])),
@@ -176,7 +187,8 @@ impl ScriptedTarget {
         if qid == 1 && !self.refusals.is_empty() {
             return Answer::Status(self.refusals.remove(0));
         }
-        Answer::Result(0x0203)
+        let must_authenticate = u64::from(self.authentication.is_some()) << 17;
+        Answer::Result(0x0203 | must_authenticate)
     }
 
     fn answer(&mut self, queue: ControlQueue, sqe: &[u8]) -> Answer {

@@ -1,12 +1,15 @@
 //! The hosts that may connect, and how they prove their identity.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 
 use riopipe_nvme::dhchap_secret::DhchapSecret;
+use riopipe_nvme::fabrics::DISCOVERY_NQN;
 
 use crate::auth::controller::AuthRules;
+use crate::auth::tls::KeyOwner;
 
 /// The hosts that may connect, with their secrets, and the rules of authentication.
 ///
@@ -18,6 +21,8 @@ pub struct Access {
     pub hosts: Option<BTreeMap<String, HostAccess>>,
     /// The rules of authentication. `None` is the same as no secret of any host.
     pub rules: Option<AuthRules>,
+    /// The hosts that have a key of TLS. They may use no connection without TLS.
+    pub tls_hosts: BTreeSet<String>,
 }
 
 /// The proof that a host on the list must give.
@@ -45,7 +50,31 @@ impl Access {
     #[must_use]
     pub fn by_name(hosts: impl IntoIterator<Item = String>) -> Arc<Self> {
         let hosts = hosts.into_iter().map(|host| (host, HostAccess::ByName)).collect();
-        Arc::new(Self { hosts: Some(hosts), rules: None })
+        Arc::new(Self { hosts: Some(hosts), rules: None, tls_hosts: BTreeSet::new() })
+    }
+
+    /// Whether a host may connect to a subsystem over a connection: one that `secured_by` has secured by
+    /// TLS, or one without TLS. A key proves one name only, and a host with a key uses it: otherwise a peer
+    /// without the key could give the host's name on a connection without TLS.
+    ///
+    /// # Errors
+    /// The reason, for the operator.
+    pub(super) fn check_channel(
+        &self,
+        secured_by: Option<&KeyOwner>,
+        hostnqn: &str,
+        subnqn: &str,
+    ) -> Result<(), String> {
+        match secured_by {
+            Some(owner) if owner.hostnqn != hostnqn || owner.subnqn != subnqn => Err(format!(
+                "the connection's key of TLS is that of host {:?} for subsystem {:?}",
+                owner.hostnqn, owner.subnqn
+            )),
+            None if subnqn != DISCOVERY_NQN && self.tls_hosts.contains(hostnqn) => {
+                Err("the host has a key of TLS, and has connected without TLS".into())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The treatment of the host with this NQN.

@@ -49,8 +49,11 @@ use super::limits::{
 use super::ordered::OrderedQueue;
 use super::plain::PlainIo;
 use super::shared::{DriveChange, Notice, note_received};
+use crate::auth::tls::KeyOwner;
 use crate::outbox::Outbox;
 
+/// The first byte of a session of TLS: the type of a record with a handshake message (RFC 8446 §5.1).
+const TLS_HANDSHAKE: u8 = 22;
 /// Nanoseconds per millisecond.
 const NS_PER_MS: u64 = 1_000_000;
 
@@ -97,6 +100,8 @@ pub struct TargetConn<E: TargetEnv> {
     unsent_since_ns: Option<u64>,
     /// The address of this target through which the host connected. Connect takes it.
     local_address: Option<LocalAddress>,
+    /// The owner of the key by which TLS secures the connection; `None` without TLS.
+    secured_by: Option<Box<KeyOwner>>,
 }
 
 /// A time limit of a connection.
@@ -141,6 +146,7 @@ impl<E: TargetEnv> TargetConn<E> {
             has_partial_pdu: false,
             unsent_since_ns: None,
             local_address: None,
+            secured_by: None,
         }
     }
 
@@ -150,6 +156,12 @@ impl<E: TargetEnv> TargetConn<E> {
     pub fn with_local_address(mut self, local_address: Option<LocalAddress>) -> Self {
         self.local_address = local_address;
         self
+    }
+
+    /// Notes that TLS secures the connection, and that the host has proved to have this key. The shell calls
+    /// this before it passes on the first byte.
+    pub(super) fn secured(&mut self, owner: KeyOwner) {
+        self.secured_by = Some(Box::new(owner));
     }
 
     /// Sets the address of the host, for the operator and for other hosts that ask for the owner of
@@ -265,10 +277,23 @@ impl<E: TargetEnv> TargetConn<E> {
                     Ok(head_len) => at += head_len,
                     Err(error) => break Err(error.into()),
                 },
-                Err(error) => break Err(error.into()),
+                Err(error) => {
+                    self.report_tls(pdu, env);
+                    break Err(error.into());
+                }
             }
         };
         ReceivedPdus { consumed_bytes: at, has_ended_pdu, is_over_send_limit, outcome }
+    }
+
+    /// Reports a host that begins with TLS, which no PDU of NVMe/TCP begins like. The connection is one without
+    /// TLS, or its bytes would not come here.
+    #[cold]
+    fn report_tls(&self, pdu: &[u8], env: &mut E) {
+        if !self.is_admitted() && pdu.first() == Some(&TLS_HANDSHAKE) {
+            let why = "the host begins a handshake of TLS, and this port has no TLS";
+            env.log(Event::NotAdmitted { peer: &self.context.peer, why });
+        }
     }
 
     /// Opens the data PDU at the start of `pdu`, of which not all has come. Returns the length of its

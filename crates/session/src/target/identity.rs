@@ -3,6 +3,8 @@
 use alloc::string::String;
 use alloc::vec::Vec;
 
+use crate::auth::tls::Demand;
+
 /// The identity and the settings of the subsystem.
 #[derive(Clone, Debug)]
 pub struct Identity {
@@ -55,6 +57,8 @@ pub struct DiscoveryPort {
     pub ipv6: bool,
     /// Whether only the discovery service uses this address.
     pub discovery_only: bool,
+    /// Whether hosts may or must use TLS there; `None` if there is no TLS.
+    pub tls: Option<Demand>,
 }
 
 /// An address of this machine, as text.

@@ -36,6 +36,7 @@ use crate::queue_requests::{Port, QueueRequest, RequestAnswer};
 use crate::same_media::same_media;
 use crate::secrets;
 use crate::shared::lock;
+use crate::tls;
 
 /// Longest wait for the reactors to take their queues of a new drive. Their rounds are short.
 const REACTOR_TIME: Duration = Duration::from_secs(10);
@@ -171,6 +172,7 @@ impl Running {
             return Err(ReloadError::Config(twice));
         }
         let access = secrets::access(config).map_err(ReloadError::Config)?;
+        let ring = tls::key_ring(config, &checked.subnqn).map_err(ReloadError::Config)?;
         let removed: Vec<u32> = difference.removed.iter().map(|served| served.nsid).collect();
         let now = riopipe_platform::now_ns();
         let forced = lock(&self.shared).volumes_in_use(&removed, now);
@@ -203,6 +205,9 @@ impl Running {
             ..Change::default()
         };
         self.change(config, &added, next, change)?;
+        if let Some(tls) = &self.tls {
+            tls.set_keys(ring);
+        }
         for line in reloaded.difference.to_string().lines() {
             tracing::info!(subnqn = self.subnqn, "configuration changed: {line}");
         }

@@ -124,6 +124,10 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for Association<P> {
                     if target_dropped_it { AssociationError::Dropped(loss) } else { error_of(end) };
                 self.end_with_error(error);
             }
+            (_, State::Attaching { attach, .. }) => {
+                let cut_short = attach.unfinished_authentication().map(AssociationError::Session);
+                self.end_with_error(cut_short.unwrap_or_else(|| error_of(end)));
+            }
             _ => self.end_with_error(error_of(end)),
         }
     }

@@ -4,8 +4,11 @@ use super::super::scripted_target::{
     CONNECT_INVALID, INVALID_HOST, MS, NQN, Payload, ScriptedTarget, carry, config, pass,
 };
 use super::*;
+use crate::auth::host::HostSecrets;
 use crate::initiator::endpoint::Endpoint;
+use alloc::sync::Arc;
 use riopipe_nvme::command::Status;
+use riopipe_nvme::dhchap_secret::DhchapSecret;
 use std::string::ToString;
 use std::vec;
 
@@ -474,4 +477,22 @@ fn each_queue_reports_the_length_of_the_next_pdu() {
         assert_eq!(association.need(queue, &header), 24, "{queue:?}");
     }
     assert_eq!(association.need(ControlQueue::Discovery, &header), 0);
+}
+
+/// A target may close the connection instead of giving a reason, and does not answer a host that has given up.
+#[test]
+fn an_authentication_that_is_cut_short_is_named_as_the_reason() {
+    let secret = DhchapSecret::new(&[7; 32], None).unwrap();
+    let secrets = HostSecrets { host: secret, controller: None, random: |bytes| bytes.fill(5) };
+    let secrets = Some(Arc::new(secrets));
+    let cut_short = "the target closed the connection before the authentication had ended";
+    for (answers, text) in [(0, cut_short), (1, cut_short), (2, "sent a malformed message")] {
+        let mut target = ScriptedTarget { authentication: Some(answers), ..ScriptedTarget::new() };
+        let config = AssociationConfig { secrets: secrets.clone(), ..config() };
+        let mut association = Association::<Payload>::new(config);
+        carry(&mut association, &mut target, 0);
+        association.closed(Admin, ConnectionEnd::Closed, 0);
+        let error = lost(&association).to_string();
+        assert!(error.contains("did not authenticate") && error.contains(text), "{error}");
+    }
 }

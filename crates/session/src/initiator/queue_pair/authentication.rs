@@ -121,7 +121,7 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
                     authentication.command = Command::SendLast;
                     message
                 }
-                Err(error @ HostAuthError::Refused(_)) => {
+                Err(error @ (HostAuthError::Refused(_) | HostAuthError::Closed)) => {
                     return Err(self.not_authenticated(error));
                 }
                 Err(error @ HostAuthError::GivenUp(_, failure)) => {
@@ -144,6 +144,17 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         self.state = QueueState::Ready;
         on_event(Event::Ready { cntlid: self.cntlid });
         Ok(())
+    }
+
+    /// The error of an authentication that the end of the connection has cut short; `None` if none is under
+    /// way. A target may close the connection as soon as it has read that this host has given up; then the
+    /// reason is this host's own.
+    pub(crate) fn unfinished_authentication(&self) -> Option<SessionError> {
+        let authentication = self.authentication.as_ref()?;
+        Some(self.not_authenticated(match authentication.command {
+            Command::SendFailure(error) => error,
+            _ => HostAuthError::Closed,
+        }))
     }
 
     fn not_authenticated(&self, why: HostAuthError) -> SessionError {

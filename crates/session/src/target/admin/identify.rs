@@ -13,6 +13,7 @@ use riopipe_nvme::log_page;
 use riopipe_nvme::reservation::RESCAP;
 
 use super::Admin;
+use crate::auth::tls::Demand;
 use crate::outbox::Outbox;
 use crate::target::ana::{ANA_GROUP_MAX, ANA_TRANSITION_S};
 use crate::target::closed::Closed;
@@ -470,13 +471,19 @@ fn discovery_page(
             Some(local_address) => (&local_address.traddr, local_address.ipv6),
             None => (&port.traddr, port.ipv6),
         };
+        let (secure_channel, sectype) = match port.tls {
+            // Without TLS, TREQ has no flag for a secure channel, like in Linux's target. The library of
+            // nvme-cli would start TLS even for "not required", and would fail without a key.
+            None => (0, discovery::SECTYPE_NONE),
+            Some(Demand::Allowed) => (discovery::TREQ_NOT_REQUIRED, discovery::SECTYPE_TLS13),
+            Some(Demand::Required) => (discovery::TREQ_REQUIRED, discovery::SECTYPE_TLS13),
+        };
         let entry = Entry {
             trtype: discovery::TRTYPE_TCP,
             adrfam: if ipv6 { discovery::ADRFAM_IPV6 } else { discovery::ADRFAM_IPV4 },
             subtype: discovery::SUBTYPE_NVM,
-            // TREQ has no flag for a secure channel, like in Linux's target. The library of
-            // nvme-cli would start TLS even for "not required", and would fail without a key.
-            treq: discovery::TREQ_NO_SQ_FLOW,
+            treq: discovery::TREQ_NO_SQ_FLOW | secure_channel,
+            sectype,
             portid: port.portid,
             cntlid: CNTLID_ANY,
             asqsz: 32,

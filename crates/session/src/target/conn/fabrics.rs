@@ -3,6 +3,7 @@
 
 use alloc::boxed::Box;
 use alloc::string::String;
+use alloc::sync::Arc;
 
 use riopipe_nvme::command::{Sgl, Sqe, Status, admin as opcode};
 use riopipe_nvme::fabrics::{
@@ -12,6 +13,7 @@ use riopipe_nvme::fabrics::{
 
 use super::TargetConn;
 use super::authentication::{Authentication, AwaitedConnect, is_auth, result_with_auth};
+use crate::auth::tls::KeyOwner;
 use crate::outbox::Outbox;
 use crate::target::access::Admission;
 use crate::target::admin::Admin;
@@ -168,7 +170,7 @@ impl<E: TargetEnv> TargetConn<E> {
     ) -> Result<u64, ConnectRefusal> {
         let fields = sqe.connect_fields();
         let entries = check_queue_size(&fields)?;
-        let must_authenticate = check_names(data, env)?;
+        let must_authenticate = check_names(data, self.secured_by.as_deref(), env)?;
         let cntlid = if fields.qid != 0 {
             data.cntlid
         } else if data.cntlid == CNTLID_ANY {
@@ -297,7 +299,15 @@ fn check_queue_size(fields: &Connect) -> Result<u16, ConnectRefusal> {
 
 /// Checks that the subsystem exists here, and that the host may use it. Every host may use the
 /// discovery subsystem. Returns whether the host must authenticate.
-fn check_names<E: TargetEnv>(data: &ConnectData, env: &mut E) -> Result<bool, ConnectRefusal> {
+fn check_names<E: TargetEnv>(
+    data: &ConnectData,
+    secured_by: Option<&KeyOwner>,
+    env: &mut E,
+) -> Result<bool, ConnectRefusal> {
+    let access = env.with_shared(|shared| Arc::clone(shared.access()));
+    access.check_channel(secured_by, &data.hostnqn, &data.subnqn).map_err(|why| {
+        ConnectRefusal { status: Status::CONNECT_INVALID_HOST.with_dnr(), result: 0, why }
+    })?;
     if data.subnqn == DISCOVERY_NQN {
         return Ok(false);
     }

@@ -45,6 +45,7 @@ use riopipe_order::block_device::IoError;
 use super::env::{Event, TargetEnv};
 use super::identity::LocalAddress;
 use super::ids::{ConnId, OpId};
+use crate::auth::tls::KeyOwner;
 use crate::outbox::Outbox;
 
 pub use action::Action;
@@ -374,6 +375,14 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
             }
             InputTreatment::Dropped => Input::Dropped(connection.transport_mut()),
             InputTreatment::StaysInSocket => Input::StaysInSocket,
+        }
+    }
+
+    /// Notes that TLS secures a connection, whose host has proved to have the key of `owner`. The shell calls
+    /// this before it reports the first byte of the connection as received.
+    pub fn secured(&mut self, key: ConnKey, owner: KeyOwner) {
+        if let Some(connection) = self.get(key.0) {
+            connection.session.secured(owner);
         }
     }
 
