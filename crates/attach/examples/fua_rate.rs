@@ -25,6 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for index in 0..2 {
         let mut config = Config::on_loopback(&[&format!("ssd:flash,size=256M,seed={index}")]);
         config.log = Some(format!("file:{}/log{index},size=2M", folder.path().display()));
+        config.subnqn = Some(format!("nqn.2026-11.org.example:rate{index}"));
         config.reactors = Some(1);
         let running = Target::start(&config)?;
         members.push(format!("{},ns=1", running.addresses()[0]).parse()?);

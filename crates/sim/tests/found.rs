@@ -33,7 +33,9 @@
 //! - Recovery copied home what a plain host had written into the prepare area of a drive whose target
 //!   had lost its log (191561862642991, P5).
 //! - An attached volume was judged too strictly when its process had died in a replay: the documentation had
-//!   promised that no block has older content then (46927744140237, 278173951345987, P2).
+//!   promised that no block has older content then (46927744140237, 278173951345987,
+//!   72258494374764, P2).
+//! - A drive had failed a FLUSH, and a read came before its initiator learned of that (72258494349338, P9).
 //! - A drive had failed a write, and lost the content of the block with its power (1099, P9).
 //! - A device whose owner was fenced while it only read waited for ever (262573217996721, P8).
 //!

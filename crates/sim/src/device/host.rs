@@ -162,7 +162,7 @@ impl Model {
         &mut self,
         (token, first): (Token, u32),
         found: Option<&[Found]>,
-        has_failed: bool,
+        (kept, has_failed): (Kept, bool),
     ) -> Result<(), String> {
         self.tick();
         let Some(Request::Read(since)) = self.in_flight.remove(&token) else {
@@ -172,7 +172,8 @@ impl Model {
             None if has_failed => Ok(()),
             None => Err(format!("read {token} fails, and the device has not failed")),
             Some(found) => self.check(first, found, |version: &Version| {
-                version.completed.is_some_and(|at| at < since)
+                let is_kept = kept == Kept::Completed || version.is_durable;
+                is_kept && version.completed.is_some_and(|at| at < since)
             }),
         }
     }
@@ -252,9 +253,11 @@ mod tests {
         let one = model.change((0, 2), false, false);
         let read = model.read();
         model.ended(one, true).unwrap();
-        model.read_ended((read, 0), Some(&[0, one]), false).expect("it had begun before");
+        model
+            .read_ended((read, 0), Some(&[0, one]), (Kept::Completed, false))
+            .expect("it had begun before");
         let read = model.read();
-        assert!(model.read_ended((read, 0), Some(&[0, one]), false).is_err());
+        assert!(model.read_ended((read, 0), Some(&[0, one]), (Kept::Completed, false)).is_err());
         let two = model.change((0, 1), false, false);
         let flush = model.flush();
         model.ended(two, true).unwrap();

@@ -42,7 +42,7 @@ pub(crate) fn run(mut world: World, scenario: &Scenario) -> Outcome {
         left: spec.requests,
         is_last_phase: false,
         has_failed: false,
-        has_replayed: false,
+        replays: 0,
         power_cuts: 0,
         counts: DeviceCounts::default(),
         spec,
@@ -75,8 +75,8 @@ struct User {
     is_last_phase: bool,
     /// The device has failed since the volume was attached.
     has_failed: bool,
-    /// Requests were sent again under the last device.
-    has_replayed: bool,
+    /// The replays when the volume was attached.
+    replays: u32,
     /// The power cuts of targets when the volume was attached.
     power_cuts: u64,
     counts: DeviceCounts,
@@ -85,9 +85,7 @@ struct User {
 impl User {
     fn run(&mut self) {
         while let Some((client, incarnation)) = self.wait_for_owner() {
-            let (replays, _) = self.world.core().replays;
             let end = self.use_volume(client, incarnation);
-            self.has_replayed |= self.world.core().replays.0 > replays;
             let down_us = *self.rng.pick(&[10, 200, 5_000]);
             match end {
                 End::Over => return,
@@ -170,13 +168,14 @@ impl User {
         // again that are not durable, in their order: if the process dies meanwhile, older content is
         // there.
         let power_cuts = self.world.power_cuts();
+        let (replays, _) = self.world.core().replays;
         let has_drive_fault = self.world.has_drive_fault();
         let has_lost = core::mem::take(&mut self.has_failed)
-            | core::mem::take(&mut self.has_replayed)
+            | (replays > self.replays)
             | has_drive_fault
             | (power_cuts > self.power_cuts);
         let kept = if has_lost { Kept::Durable } else { Kept::Completed };
-        self.power_cuts = power_cuts;
+        (self.power_cuts, self.replays) = (power_cuts, replays);
         self.counts.lived_on += u64::from(kept == Kept::Completed);
         if let Err(what) = self.model.attached(&found, kept, has_drive_fault) {
             return self.broken(Promise::P2, format!("after it was attached ({kept:?}): {what}"));
@@ -267,9 +266,14 @@ impl User {
             self.counts.reads_in_doubt += u64::from(ended.found.is_none());
             let (token, first) = (ended.request.token, ended.request.first);
             self.world.core_mut().trace(|| format!("read {token} from {first}: {:?}", ended.found));
+            // A drive that fails a FLUSH has lost writes before anyone learns of it.
+            let kept = match self.world.has_drive_fault() {
+                true => Kept::Durable,
+                false => Kept::Completed,
+            };
             let has_failed = shell.failure.is_some();
             let found = ended.found.as_deref();
-            if let Err(what) = self.model.read_ended((token, first), found, has_failed) {
+            if let Err(what) = self.model.read_ended((token, first), found, (kept, has_failed)) {
                 return Err(self.broken(Promise::P9, what));
             }
         }
