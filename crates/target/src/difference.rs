@@ -371,6 +371,35 @@ mod tests {
     }
 
     #[test]
+    fn an_address_that_comes_brings_its_tls_and_one_that_stays_keeps_it() {
+        let with = |listen: &str, tls: &str| {
+            let key = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+            let hosts = format!("[tls.hosts]\n\"nqn.2026-11.com.example:a\" = \"{key}\"\n");
+            let subnqn = "subnqn = \"nqn.2026-11.com.example:drives\"";
+            let hosts = if tls == "none" { "" } else { &hosts };
+            let tls = if tls == "none" { "" } else { tls };
+            let text = format!(
+                "{subnqn}\nlisten = [{listen}]\n{tls}\n{hosts}[[namespace]]\ndrive = \"mem:16M\"\n"
+            );
+            Config::from_toml(&text).unwrap()
+        };
+        let (one, two) = ("\"127.0.0.1:7\"", "\"127.0.0.1:7\", \"127.0.0.2:7\"");
+        let mode = |text: &str| format!("[tls]\n{text}");
+        let old = with(one, "[tls]");
+        let off = with(two, &mode("listen = { \"127.0.0.2:7\" = \"off\" }"));
+        assert!(of(&old, &with(two, "[tls]")).is_ok() && of(&old, &off).is_ok());
+        assert!(of(&off, &old).is_ok(), "the other one goes");
+        let places = |old: &Config, new: &Config| {
+            let problems = of(old, new).unwrap_err();
+            problems.iter().map(|problem| problem.place.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(places(&old, &with(one, &mode("mode = \"allowed\""))), ["tls"]);
+        assert_eq!(places(&off, &with(two, "[tls]")), ["tls"]);
+        // The part that does TLS starts with the target.
+        assert_eq!(places(&with(one, "none"), &off), ["tls"]);
+    }
+
+    #[test]
     fn what_cannot_change_is_named_and_nothing_is_half_done() {
         let old = two();
         let new = Config {
