@@ -76,8 +76,11 @@ impl Shared {
     /// Fails the device for a reason. Only the first one counts.
     #[cold]
     pub(crate) fn fail(&self, why: String) {
-        // The reason comes first: the error of a request that ends from now on has it.
-        if self.failure.set(why).is_ok() {
+        // The reason comes first: the error of a request that ends from now on has it. The message comes
+        // last, because reads wait for the decision.
+        let is_first = self.failure.set(why).is_ok();
+        self.decide(Decisions::fail);
+        if is_first {
             let why = self.failure().unwrap_or_default();
             tracing::error!(
                 "{}: {why}. All writes and flushes fail from now on, and reads of blocks whose newest \
@@ -86,7 +89,6 @@ impl Shared {
                 self.geometry.describe
             );
         }
-        self.decide(Decisions::fail);
     }
 
     /// Why the device has failed; `None` if it has not.
@@ -99,14 +101,21 @@ impl Shared {
     /// `has_failed_stream` was true after the read. The thread of that stream fails the device next, so
     /// its decision is awaited.
     pub(crate) fn doubt(&self, ticket: &Ticket, has_failed_stream: bool) -> Option<IoError> {
-        while has_failed_stream && self.failure().is_none() && !self.is_ending() {
+        let (lba, blocks) = (ticket.lba, ticket.blocks);
+        loop {
+            let decisions = self.lock();
+            let is_decided = !has_failed_stream || decisions.has_failed();
+            if is_decided && decisions.may_read(lba, blocks) {
+                return None;
+            }
+            drop(decisions);
+            // A stream that fails while the device closes fails nothing else.
+            if is_decided || self.is_ending() {
+                break;
+            }
             std::thread::sleep(FAILURE_CHECK);
         }
-        let (lba, blocks) = (ticket.lba, ticket.blocks);
-        if self.lock().may_read(lba, blocks) {
-            return None;
-        }
-        let why = self.failure().unwrap_or_default();
+        let why = self.failure().unwrap_or("a stream has failed while it closes");
         let cause =
             format!("their newest content may be lost, because the device has failed: {why}");
         Some(self.limits.error(ticket.what, lba, blocks, Cause::Failed(cause)))

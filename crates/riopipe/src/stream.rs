@@ -286,10 +286,13 @@ impl Stream {
             }
             shell.poll_again_or_sleep(spin, worked, deadline);
         };
-        shell.driver.marks_reported();
         shell.reclaim_bufs(buf_pool);
         match end {
-            WaitEnd::Reached => Ok(marks),
+            WaitEnd::Reached => {
+                // The other ends return no marks, so a later wait must still find them new.
+                shell.driver.marks_reported();
+                Ok(marks)
+            }
             WaitEnd::Woken => Err(WaitError::Woken),
             WaitEnd::Deadline => Err(WaitError::Deadline(timeout.unwrap_or_default())),
         }

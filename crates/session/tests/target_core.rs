@@ -918,3 +918,22 @@ fn a_connection_is_for_the_owner_of_its_key_and_a_host_with_a_key_needs_one() {
         assert_eq!((status == 0, refused), (is_admitted, !is_admitted), "{number}: {status:#x}");
     }
 }
+
+/// A Connect that names the discovery subsystem proves nothing. So no I/O queue goes through it: it would be
+/// one of a controller of another subsystem, with its rights.
+#[test]
+fn no_io_queue_is_connected_through_the_discovery_subsystem() {
+    let mut t = target(1, 9);
+    let cntlid = t.admin(1);
+    t.queue(2, 1, cntlid);
+    // A queue that the host has, and one that it has not.
+    for (number, qid) in [(3, 1), (4, 2)] {
+        t.open(number);
+        let data = peer::connect_data(peer::DISCOVERY_NQN, HOSTNQN, HOSTID, cntlid);
+        let refused = t.call(number, peer::connect(0, qid, 31, 0), &data);
+        assert_eq!(refused.status & 0x7ff, 0x182, "Connect Invalid Parameters");
+    }
+    assert_eq!(t.logged("closed"), 0, "the queue that is there stays");
+    const INVALID_OPCODE: u16 = 0x001;
+    assert_eq!(t.call(2, peer::identify(1, 1, 0), &[]).status & 0x7ff, INVALID_OPCODE);
+}

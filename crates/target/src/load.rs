@@ -26,8 +26,8 @@ impl Config {
             nvmetcli::parse(&text)
                 .map_err(|problem| LoadError::Json { path: path.to_owned(), problem })
         } else {
-            let config = Self::from_toml(&text)
-                .map_err(|source| LoadError::Toml { path: path.to_owned(), source })?;
+            let config =
+                Self::from_toml(&text).map_err(|source| toml_error(path, &text, source))?;
             let keys = config.tls.hosts.values();
             if config.dhchap.has_secrets() || keys.into_iter().any(SecretSource::is_inline) {
                 check_private(path, &file)
@@ -36,6 +36,20 @@ impl Config {
             Ok(config)
         }
     }
+}
+
+/// An error in a TOML file. The usual text shows the line, which may have a secret.
+fn toml_error(path: &Path, text: &str, source: Box<toml::de::Error>) -> LoadError {
+    let path = path.to_owned();
+    if !SecretSource::is_in(text) {
+        return LoadError::Toml { path, source };
+    }
+    let before = source.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+    let line = before.matches('\n').count() + 1;
+    let shown = |message: &str| !SecretSource::is_in(message);
+    let message = Some(source.message()).filter(|message| shown(message));
+    let what = message.unwrap_or("not valid there").to_owned();
+    LoadError::Hidden { path, line, what }
 }
 
 /// The reason why a configuration file was not accepted.
@@ -65,6 +79,16 @@ pub enum LoadError {
         /// The error and its place.
         source: Box<toml::de::Error>,
     },
+    /// The file is not TOML with the right keys. It has secrets, so no line of it is shown.
+    #[error("{}: line {line}: {what} (the file has secrets, so the line is not shown)", .path.display())]
+    Hidden {
+        /// Path of the file.
+        path: PathBuf,
+        /// The number of the line, from 1.
+        line: usize,
+        /// The defect.
+        what: String,
+    },
     /// The file is not nvmetcli's JSON, or asks for a feature that a Rio target lacks.
     #[error("{}: {problem}", .path.display())]
     Json {
@@ -73,4 +97,31 @@ pub enum LoadError {
         /// The error and its place.
         problem: JsonError,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_in_a_file_with_secrets_shows_no_line_of_it() {
+        let secret = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+        let path = std::env::temp_dir().join(format!("rio-secrets-{}.toml", std::process::id()));
+        let fails = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            Config::load(&path).unwrap_err().to_string()
+        };
+        // A quote is missing, a value has another type, and a fault in another line.
+        for (text, line) in [
+            (format!("reactors = 1\n[tls.hosts]\n\"nqn.a\" = \"{secret}\n"), 3),
+            (format!("reactors = \"{secret}\"\n"), 1),
+            (format!("[tls.hosts]\n\"nqn.a\" = \"{secret}\"\n[nothing]\n"), 3),
+        ] {
+            let shown = fails(&text);
+            assert!(!shown.contains("VRL"), "{shown}");
+            assert!(shown.contains(&format!("line {line}:")), "{shown}");
+        }
+        assert!(fails("reactors = \"two\"\n").contains("two"), "without a secret it is shown");
+        std::fs::remove_file(&path).unwrap();
+    }
 }

@@ -352,21 +352,22 @@ impl Reactor {
             let Some(place) = place else { return has_accepted };
             match listener.accept() {
                 Ok(Some(socket)) => {
-                    has_accepted = true;
-                    if std::mem::take(&mut self.is_accept_failing) {
-                        tracing::info!("connections are accepted again");
-                    }
-                    let secured = match (&self.tls, port.tls) {
-                        (Some(tls), Some(demand)) => tls.accept(socket, demand),
-                        _ => Ok((socket, None)),
+                    let secured = match (port.tls, &self.tls) {
+                        (None, _) => Ok((socket, None)),
+                        (Some(demand), Some(tls)) => tls.accept(socket, demand),
+                        (Some(_), None) => Err(std::io::Error::other("TLS was not started")),
                     };
                     let (socket, end) = match secured {
                         Ok(accepted) => accepted,
                         Err(error) => {
-                            tracing::error!(%error, "a connection with TLS cannot be set up");
-                            continue;
+                            self.pause_accepting(&error);
+                            return has_accepted;
                         }
                     };
+                    has_accepted = true;
+                    if std::mem::take(&mut self.is_accept_failing) {
+                        tracing::info!("connections are accepted again");
+                    }
                     let tcp = Tcp::new(socket, end, self.devices.now);
                     tracing::debug!(peer = %tcp.peer(), conn = place.id().0, "accepted");
                     let local = tcp.local(portid);
@@ -374,16 +375,21 @@ impl Reactor {
                 }
                 Ok(None) => return has_accepted,
                 Err(error) => {
-                    // The reason may last, so the next attempt is made a while later. It is logged
-                    // once, until a connection is accepted.
-                    if !std::mem::replace(&mut self.is_accept_failing, true) {
-                        tracing::error!(%error, "accept failed; connections wait");
-                    }
-                    self.core.pause_accepting(self.devices.now);
+                    self.pause_accepting(&error);
                     return has_accepted;
                 }
             }
         }
+    }
+
+    /// Lets connections wait after one could not be accepted. The reason may last, so the next attempt is
+    /// made a while later. It is logged once, until a connection is accepted.
+    #[cold]
+    fn pause_accepting(&mut self, error: &dyn std::error::Error) {
+        if !std::mem::replace(&mut self.is_accept_failing, true) {
+            tracing::error!(%error, "accept failed; connections wait");
+        }
+        self.core.pause_accepting(self.devices.now);
     }
 
     /// Receives from a connection until its socket is empty, but at most [`RECEIVES_MAX`] times, so

@@ -61,6 +61,11 @@ impl SecretSource {
         Self(Zeroizing::new(path.to_owned()))
     }
 
+    /// Whether a text has a secret in it.
+    pub(crate) fn is_in(text: &str) -> bool {
+        INLINE.iter().any(|start| text.contains(start))
+    }
+
     /// Whether this is the secret itself.
     #[must_use]
     pub fn is_inline(&self) -> bool {

@@ -278,6 +278,7 @@ impl Target {
         // stop, because opening clears the stamp (trap T24). So the pollers are created before.
         let pollers: Vec<Poller> =
             (0..checked.reactors).map(|_| Poller::new()).collect::<Result<_, _>>()?;
+        let tls = TlsService::start(ring, &tls::demands(config))?;
         let log_spec = config.log.as_deref();
         let (mut volumes, log) =
             open_volumes(log_spec, config.accept_lost_log, lock_wait_left(), &mut descriptions)
@@ -291,7 +292,6 @@ impl Target {
         for (promise, identity) in promises.iter_mut().zip(identities) {
             promise.identity = Some(identity);
         }
-        let tls = TlsService::start(ring, &tls::demands(config))?;
         let NextPorts { ports, added: listening, .. } = match Ports::default().next(config) {
             Ok(next) => next,
             Err(error) => {

@@ -6,9 +6,11 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use riopipe_net::Interest;
 use riopipe_session::auth::tls::{Demand, KeyOwner};
+use socket2::SockRef;
 
 use crate::door::Door;
 use crate::error::TlsError;
@@ -19,6 +21,10 @@ use crate::stream::{HANDSHAKE_RECORD, Step, TlsStream};
 pub(crate) const MOVED_BYTES_MAX: usize = 64 << 10;
 /// How often one direction moves bytes before it is another connection's turn.
 const MOVES_MAX: usize = 4;
+
+/// The time for which a peer may take no bytes: a little longer than the program allows it (30 s), which then
+/// names the reason.
+const UNSENT_MAX: Duration = Duration::from_secs(35);
 
 /// The facts of a connection besides its bytes. The program's socket and the relay share them.
 #[derive(Debug)]
@@ -98,6 +104,13 @@ pub(crate) struct Link {
     pub(crate) watched: Watched,
 }
 
+/// Ends the connection when its peer takes no bytes for [`UNSENT_MAX`]. The program ends it earlier, but
+/// its end reaches the link behind the bytes that the peer does not take (trap T28).
+fn limit_unsent(outer: BorrowedFd<'_>) {
+    // Without the option the bytes of such a peer stay longer.
+    let _ = SockRef::from(&outer).set_tcp_user_timeout(Some(UNSENT_MAX));
+}
+
 impl Link {
     /// A connection to a target, whose host has not sent anything.
     pub(crate) fn waiting(
@@ -116,6 +129,11 @@ impl Link {
     }
 
     fn new(outer: Outer, inner: UnixStream, (peer, end): (SocketAddr, Arc<LinkEnd>)) -> Self {
+        if let Outer::Waiting(stream, ..) | Outer::Plain(stream) = &outer {
+            limit_unsent(stream.as_fd());
+        } else if let Outer::Handshake(tls) | Outer::Tls(tls) = &outer {
+            limit_unsent(tls.as_fd());
+        }
         Self {
             outer: Some(outer),
             inner,
@@ -387,4 +405,22 @@ fn plain(result: io::Result<usize>) -> Result<Step<usize>, TlsError> {
 
 fn is_passing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn t28_a_peer_may_take_no_bytes_for_a_limited_time_only() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let _near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (outer, peer) = listener.accept().unwrap();
+        let (inner, _program) = UnixStream::pair().unwrap();
+        let link = Link::new(Outer::Plain(outer), inner, (peer, Link::new_end()));
+        let outer = link.outer_fd().unwrap();
+        assert_eq!(SockRef::from(&outer).tcp_user_timeout().unwrap(), Some(UNSENT_MAX));
+    }
 }

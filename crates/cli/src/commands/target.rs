@@ -275,7 +275,10 @@ fn reload_failure(error: &ReloadError) -> Failure {
 fn load_failure(error: &LoadError) -> Failure {
     let code = match error {
         LoadError::Read { .. } => Code::Failed,
-        LoadError::Toml { .. } | LoadError::Json { .. } | LoadError::Open { .. } => Code::Usage,
+        LoadError::Toml { .. }
+        | LoadError::Hidden { .. }
+        | LoadError::Json { .. }
+        | LoadError::Open { .. } => Code::Usage,
     };
     Failure::new(code, error.to_string().trim_end())
 }

@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use riopipe_media::Drive;
+use riopipe_session::auth::tls::KeyRing;
 use riopipe_session::target::{
     Change, ChangeError, NamespaceConfig, PortChange, PortInUse, VolumeInUse,
 };
@@ -204,10 +205,7 @@ impl Running {
             force: options.force,
             ..Change::default()
         };
-        self.change(config, &added, next, change)?;
-        if let Some(tls) = &self.tls {
-            tls.set_keys(ring);
-        }
+        self.change(config, &added, next, change, ring)?;
         for line in reloaded.difference.to_string().lines() {
             tracing::info!(subnqn = self.subnqn, "configuration changed: {line}");
         }
@@ -238,6 +236,7 @@ impl Running {
         added: &[CheckedNamespace],
         next: NextPorts,
         change: Change,
+        ring: KeyRing,
     ) -> Result<(), ReloadError> {
         let start = Instant::now();
         let lock_wait = Duration::from_millis(config.lock_wait_ms);
@@ -277,6 +276,10 @@ impl Running {
                 return Err(error.into());
             }
         };
+        // A key that goes proves nothing from now on, and the hosts of new ports have theirs.
+        if let Some(tls) = &self.tls {
+            tls.set_keys(ring);
+        }
         self.config = config.clone();
         (self.addresses, self.discovery_addresses) = (ports.bound(false), ports.bound(true));
         self.ports = ports;

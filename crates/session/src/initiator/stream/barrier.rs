@@ -302,7 +302,7 @@ impl Participant {
     }
 
     /// Removes the stream from the writers of the server.
-    fn leave(&mut self) {
+    pub(super) fn leave(&mut self) {
         self.set_behind();
         if self.incarnation.take().is_some() {
             self.update_state(|state| ServerState { streams: state.streams - 1, ..state });

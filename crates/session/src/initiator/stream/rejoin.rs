@@ -154,7 +154,11 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         for link in 0..self.connections.len() as u16 {
             let server_of_reads = self.server_of_reads(link);
             let connection = &mut self.connections[usize::from(link)];
-            connection.participant.leave_failed();
+            // A session that only reads has no writes that could be lost.
+            match self.reads_only {
+                true => connection.participant.leave(),
+                false => connection.participant.leave_failed(),
+            }
             if !connection.sends_requests() || has_epochs {
                 connection.drop_connection();
                 connection.state = State::Dead;

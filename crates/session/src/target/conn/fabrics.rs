@@ -170,7 +170,7 @@ impl<E: TargetEnv> TargetConn<E> {
     ) -> Result<u64, ConnectRefusal> {
         let fields = sqe.connect_fields();
         let entries = check_queue_size(&fields)?;
-        let must_authenticate = check_names(data, self.secured_by.as_deref(), env)?;
+        let must_authenticate = check_names(fields.qid, data, self.secured_by.as_deref(), env)?;
         let cntlid = if fields.qid != 0 {
             data.cntlid
         } else if data.cntlid == CNTLID_ANY {
@@ -300,10 +300,16 @@ fn check_queue_size(fields: &Connect) -> Result<u16, ConnectRefusal> {
 /// Checks that the subsystem exists here, and that the host may use it. Every host may use the
 /// discovery subsystem. Returns whether the host must authenticate.
 fn check_names<E: TargetEnv>(
+    qid: u16,
     data: &ConnectData,
     secured_by: Option<&KeyOwner>,
     env: &mut E,
 ) -> Result<bool, ConnectRefusal> {
+    // The controllers of the discovery subsystem have no I/O queues. One that named it would become a queue
+    // of another subsystem's controller, without the proofs that this subsystem demands.
+    if qid != 0 && data.subnqn == DISCOVERY_NQN {
+        return Err(AttachError::Discovery.into());
+    }
     let access = env.with_shared(|shared| Arc::clone(shared.access()));
     access.check_channel(secured_by, &data.hostnqn, &data.subnqn).map_err(|why| {
         ConnectRefusal { status: Status::CONNECT_INVALID_HOST.with_dnr(), result: 0, why }
