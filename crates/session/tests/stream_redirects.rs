@@ -8,11 +8,12 @@ use std::sync::Arc;
 use peer::target::{Command, Script};
 use riopipe_nvme::command::Status;
 use riopipe_order::attribute::Seq;
-use riopipe_order::engine::{EngineKind, Limits, Op, Place, Write, engine};
+use riopipe_order::engine::{Cause, EngineKind, Limits, Op, Place, Write, engine};
 use riopipe_order::topology::PreparePart;
 use riopipe_session::initiator::queue_pair::{QpConfig, QueuePair};
 use riopipe_session::initiator::stream::{
-    ReadExtent, ReadPartFailure, ReadSlot, SharedRedirections, StreamQueue, StreamSession,
+    ReadBarrier, ReadExtent, ReadPartFailure, ReadSlot, SharedRedirections, StreamQueue,
+    StreamSession,
 };
 use riopipe_session::wire::IO_ORDER;
 use riopipe_testkit::peer;
@@ -29,6 +30,7 @@ const AREA: u64 = 8;
 struct World {
     writer: Rig,
     reader: Rig,
+    barrier: Arc<ReadBarrier>,
 }
 
 impl World {
@@ -62,7 +64,7 @@ impl World {
         reader.session = reader.session.reads_only();
         reader.session.start(reader.now);
         reader.carry();
-        Self { writer, reader }
+        Self { writer, reader, barrier }
     }
 
     /// Updates a block, up to the completion of its data in the prepare area.
@@ -182,4 +184,17 @@ fn a_read_of_a_redirected_block_is_checked_from_its_start_when_it_is_sent_again(
     world.reader.scripts[0].answer_data(&again, block(30));
     world.reader.carry();
     assert_eq!(world.reader.session.read_result(SLOT), Ok(()));
+}
+
+/// Reads of an attached volume wait for the device to fail after a stream has failed. A session that only
+/// reads fails no device.
+#[test]
+fn p8_a_session_that_only_reads_fails_alone() {
+    let mut world = World::new();
+    world.reader.cut(0);
+    world.reader.session.give_up(0, Cause::Disconnected);
+    assert!(!world.barrier.has_failed_stream());
+    world.writer.cut(0);
+    world.writer.session.give_up(0, Cause::Disconnected);
+    assert!(world.barrier.has_failed_stream());
 }

@@ -379,7 +379,7 @@ mod tests {
             let hosts = if tls == "none" { "" } else { &hosts };
             let tls = if tls == "none" { "" } else { tls };
             let text = format!(
-                "{subnqn}\nlisten = [{listen}]\n{tls}\n{hosts}[[namespace]]\ndrive = \"mem:16M\"\n"
+                "{subnqn}\nlisten = [{listen}]\n{tls}\n{hosts}[[namespaces]]\ndrive = \"mem:16M\"\n"
             );
             Config::from_toml(&text).unwrap()
         };

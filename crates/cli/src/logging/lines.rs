@@ -255,7 +255,8 @@ mod tests {
         let is_notice = |line: &&String| line.contains("are missing here");
         let kept: Vec<_> = read.iter().filter(|line| line.starts_with("line ")).collect();
         assert!((LINES_MAX..=LINES_MAX + 1).contains(&kept.len()), "{}", kept.len());
-        for (n, line) in kept.iter().enumerate() {
+        // The thread may take its first line at any time, which makes space for one more.
+        for (n, line) in kept.iter().enumerate().take(LINES_MAX) {
             assert_eq!(**line, format!("line {n}"));
         }
         let lost: usize = read

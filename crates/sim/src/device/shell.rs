@@ -297,6 +297,10 @@ impl Shell {
                 client.begin_read(first, blocks, drives, core)
             });
         }
+        if !world.with_client(self.client, |client, _, _| client.has_reader()) {
+            // A fenced owner gets no connections for reads again.
+            self.read_fails_since.get_or_insert(now);
+        }
         if !self.is_reading {
             return None;
         }
