@@ -37,7 +37,8 @@
 //!   72258494374764, P2).
 //! - A drive had failed a FLUSH, and a read came before its initiator learned of that (72258494349338, P9).
 //! - A drive had failed a write, and lost the content of the block with its power (1099, P9).
-//! - A device whose owner was fenced while it only read waited for ever (262573217996721, P8).
+//! - A device whose owner was fenced while it only read waited for ever (262573217996721, P8), and after that
+//!   for longer than a run lasts (75698751278838, P8).
 //!
 //! Two were faults of the log of records: 134 (P8) and 274556666692902569 (P2).
 

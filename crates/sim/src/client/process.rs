@@ -248,12 +248,6 @@ impl Client {
         true
     }
 
-    /// Whether there is a session for reads.
-    pub(crate) fn has_reader(&mut self) -> bool {
-        let Some(Some(reader)) = self.streams.last_mut() else { return false };
-        reader.driver().is_some()
-    }
-
     /// The bytes of the read, once it has ended. `Some(None)`: it has failed, and may be begun
     /// again.
     pub(crate) fn take_read(&mut self, core: &Core) -> Option<Option<Vec<u8>>> {
