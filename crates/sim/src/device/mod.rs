@@ -4,7 +4,7 @@
 //! `rio volume attach` runs it. A random host uses it: writes, also of the same blocks at the same time,
 //! with and without FUA, flushes, requests for zeroes, and reads. When the process of the device dies, or
 //! the device fails, the volume is attached again, by this initiator or by another one, and recovered. The
-//! host's [`Model`] judges what it finds. Then the host goes on.
+//! host's model judges what it finds. Then the host goes on.
 //!
 //! The oracle of the cluster judges each block meanwhile. The duties that the device has as a caller of
 //! the volume (traps T11 and T15) are checked at each submission.
